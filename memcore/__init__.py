@@ -1,0 +1,1 @@
+"""How much memory a fine-tune needs, exactly, and whether it fits."""
