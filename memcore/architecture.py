@@ -1,0 +1,280 @@
+"""What a model is made of: the shapes of `config.json` turned into named modules that know their parameters.
+
+A model is a list of decoder layers (`Block`), each a tuple of modules under the names its family uses, plus the modules
+outside the layers. Nothing here knows about bytes, training or PyTorch; `layers` reads a block's modules and says what
+a training step keeps for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Union
+
+
+LINEAR_ROLES = (
+    # attention: separate or fused projections, output
+    "q", "k", "v", "qkv", "o",
+    # latent attention (DeepSeek): low-rank query and key-value paths
+    "q_a", "q_b", "kv_a", "kv_b",
+    # MLP: gated (gate, up, down; or gate_up fused) or plain (up, down)
+    "gate", "up", "gate_up", "down",
+    # mixture of experts: the router, and the shared expert's own MLP and gate
+    "router", "shared_gate", "shared_up", "shared_gate_up", "shared_down", "shared_router",
+    # anything else: counted, adapted by name, and given a plain product's memory
+    "other",
+)
+NORM_ROLES = (
+    "input", "post_attention", "pre_mlp", "post_mlp",  # the residual stream, in the order a block meets them
+    "q", "k", "q_a", "kv_a",  # inside attention
+    "other",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A matrix product, `out_features x in_features`, with or without a bias."""
+
+    name: str
+    """As the family names it, for example "q_proj"; what LoRA's `target_modules` refers to."""
+    role: str
+    """What it does in its block: one of LINEAR_ROLES, by which `layers` finds it whatever the family calls it."""
+    in_features: int
+    out_features: int
+    bias: bool = False
+    kind: str = "linear"
+    """"linear" (nn.Linear: LoRA and quantization reach it) | "conv1d" (GPT-2: LoRA reaches it, bitsandbytes does not) |
+    "router" (no nn.Linear in the measured libraries: neither reaches it)."""
+
+    @property
+    def weight_parameters(self) -> int:
+        return self.in_features * self.out_features
+
+    @property
+    def parameters(self) -> int:
+        return self.weight_parameters + (self.out_features if self.bias else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A normalisation over the last `size` elements."""
+
+    name: str
+    role: str
+    """Where it stands: one of NORM_ROLES."""
+    size: int
+    kind: str = "rms"
+    """"rms" (Llama: weight times the 16-bit result) | "rms-fp32-weight" (Gemma, OLMo 2, gpt-oss: weight applied in float32) | "layer" (nn.LayerNorm)."""
+    weight: bool = True
+    bias: bool = False
+
+    @property
+    def parameters(self) -> int:
+        return self.size * (self.weight + self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Routed experts, each a (gated) MLP; all of them are resident, `experts_per_token` of them work on a token."""
+
+    name: str
+    num_experts: int
+    experts_per_token: int
+    hidden_size: int
+    intermediate_size: int
+    gated: bool = True
+    bias: bool = False
+    fused: bool = True
+    """One 3-D parameter per projection (transformers 5), which bitsandbytes does not quantize; else separate nn.Linear."""
+
+    @property
+    def weight_parameters(self) -> int:
+        return self.num_experts * (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
+
+    @property
+    def parameters(self) -> int:
+        up = self.intermediate_size * (2 if self.gated else 1)
+        return self.weight_parameters + (self.num_experts * (up + self.hidden_size) if self.bias else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Any other parameter: a learned position table, attention sinks, a convolution, a state-space matrix."""
+
+    name: str
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A lookup table of `num_embeddings` rows."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+
+    @property
+    def parameters(self) -> int:
+        return self.num_embeddings * self.embedding_dim
+
+
+Module = Union[Linear, Norm, Experts, Weight, Embedding]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """The shape of a layer's attention."""
+
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    """Width of one query or key head; stored, never derived from hidden_size."""
+    value_head_dim: int
+    rotary_dim: int = 0
+    """Elements of a head that are rotated; 0 where positions are not rotary."""
+    sliding_window: int = 0
+    """Tokens a query sees; 0: all of them."""
+    softcap: bool = False
+    """Scores pass through tanh, which flash kernels of PyTorch do not do."""
+    dropout: float = 0.0
+
+    @property
+    def query_size(self) -> int:
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_key_value_heads * self.value_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One decoder layer: its modules by name and role, and how they are wired."""
+
+    mixers: tuple[str, ...] = ("attention",)
+    """What mixes tokens: "attention", "latent_attention", "mamba", "mamba2", "linear_attention", "recurrent", "convolution"; empty for an MLP-only layer."""
+    modules: tuple[Module, ...]
+    attention: Attention | None = None
+    activation: str = "silu"
+    """As in config.json (`hidden_act`): "silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2"; of the gate where the MLP is gated."""
+    parallel: bool = False
+    """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon, Phi, Cohere)."""
+    rotary: str = "half"
+    """How positions are rotated in the library's code: "half" (Llama: x*cos + rotate_half(x)*sin), "cat" (only a part of a
+    head is rotated and concatenated with the rest, so query and key are new tensors), "interleaved", "" (none)."""
+    hidden_dropout: float = 0.0
+    """Dropout on the residual branches (GPT-2, OPT)."""
+    shares: str = ""
+    """Not empty: the modules named here are one copy shared with other layers that give the same word (Zamba 2)."""
+
+    @property
+    def parameters(self) -> int:
+        return sum(m.parameters for m in self.modules)
+
+    def __getitem__(self, name: str) -> Module:
+        for module in self.modules:
+            if module.name == name:
+                return module
+        raise KeyError(name)
+
+    def __contains__(self, name: str) -> bool:
+        return any(module.name == name for module in self.modules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """A vision or audio encoder with its projector: counted, frozen by default, not part of the language model."""
+
+    name: str
+    parameters: int
+    hidden_size: int = 0
+    num_layers: int = 0
+    intermediate_size: int = 0
+    tokens_per_image: int = 0
+    linear_parameters: int = 0
+    """Parameters of nn.Linear weights inside, which k-bit loading quantizes too unless told otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArchitecture:
+    """A causal language model, described completely by its shapes.
+
+    Built by `memcore.model` (catalog) or `memcore.model_from_config` (any config.json). Sizes are elements, never bytes.
+    """
+
+    name: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[Block, ...]
+    """One entry per decoder layer, first to last; equal layers are the same object."""
+    embed_tokens: Embedding
+    lm_head: Linear
+    """Its weight is the embedding's where `tie_word_embeddings`, and then counted once."""
+    final_norm: Norm | None
+    tie_word_embeddings: bool
+    extra: tuple[Module, ...] = ()
+    """Parameters outside layers, embedding, final norm and head: learned positions, per-layer embeddings, projections."""
+    towers: tuple[Tower, ...] = ()
+    max_position_embeddings: int = 0
+    final_softcap: bool = False
+    """Logits pass through tanh (Gemma 2): one more tensor as wide as the vocabulary."""
+    embedding_dropout: float = 0.0
+    embedding_scale: bool = False
+    """The embedding is multiplied by a constant tensor (Gemma) or number (Granite)."""
+    uncertain: tuple[str, ...] = ()
+    """What is understood but not measured in this architecture, one sentence each; empty where every formula is measured."""
+    config: tuple[tuple[str, object], ...] = field(default=(), repr=False, compare=False)
+    """The keys of config.json this was built from, for display."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.model_type, self.vocab_size, self.hidden_size, len(self.layers), self.parameters))
+
+    @cached_property
+    def distinct_layers(self) -> dict[Block, int]:
+        """The different kinds of layer and how many there are of each."""
+        return dict(Counter(self.layers))
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        shared: set[str] = set()
+        total = 0
+        for block in self.layers:
+            for module in block.modules:
+                if block.shares and module.name.startswith(block.shares):
+                    if module.name in shared:
+                        continue
+                    shared.add(module.name)
+                total += module.parameters
+        return total
+
+    @cached_property
+    def text_parameters(self) -> int:
+        """Parameters of the language model alone."""
+        outside = self.embed_tokens.parameters + (self.final_norm.parameters if self.final_norm else 0)
+        head = (self.lm_head.out_features if self.lm_head.bias else 0) if self.tie_word_embeddings else self.lm_head.parameters
+        return self.layer_parameters + outside + head + sum(m.parameters for m in self.extra)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Parameters of the whole checkpoint, towers included."""
+        return self.text_parameters + sum(t.parameters for t in self.towers)
+
+    @cached_property
+    def lora_targets(self) -> tuple[str, ...]:
+        """Names of the layers' linear modules that an adapter can be put on, in the order they appear."""
+        names: dict[str, None] = {}
+        for block in self.distinct_layers:
+            for module in block.modules:
+                if isinstance(module, Linear) and module.kind != "router" or isinstance(module, Experts):
+                    names[module.name] = None
+        return tuple(names)
