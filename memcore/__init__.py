@@ -1,1 +1,51 @@
-"""How much memory a fine-tune needs, exactly, and whether it fits."""
+"""How much memory will this fine-tune need, exactly, and will it fit?
+
+The public names, nothing else. Each is imported when it is first used, so that `import memcore` costs nothing.
+"""
+
+from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
+
+_HOME = {
+    "ModelArchitecture": "architecture",
+    "ConfigError": "configs",
+    "model_from_config": "configs",
+    "Scenario": "scenario",
+    "ScenarioError": "scenario",
+    "UnknownName": "catalog",
+    "devices": "catalog",
+    "model": "catalog",
+    "models": "catalog",
+    "optimizers": "catalog",
+    "precisions": "catalog",
+    "quantizations": "catalog",
+    "software": "catalog",
+    "MemoryBreakdown": "estimate",
+    "estimate": "estimate",
+    "parameter_ledger": "rules",
+    "rule_of_thumb": "rules",
+    "largest": "solver",
+    "largest_model": "solver",
+    "sweep": "sweep",
+    "advise": "advice",
+}
+
+__all__ = sorted(_HOME)
+__version__ = "0.1.0"
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return [*__all__, "__version__"]
+
+
+for _name in ("estimate", "sweep"):  # a function with its module's name is bound now: importing the module later would hide it
+    if _find_spec(f"{__name__}.{_name}"):
+        __getattr__(_name)
