@@ -1,0 +1,39 @@
+"""Latent attention (DeepSeek-V2 and after): queries, keys and values through low-rank paths."""
+
+from __future__ import annotations
+
+from ..architecture import Attention, Linear, Module
+from .blocks import name_of, norm
+from .family import Family, Layer, Mixer
+from .reading import ConfigError, Keys
+
+
+def latent_attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
+    h, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    nope, rope, value = keys.size("qk_nope_head_dim", minimum=0), keys.size("qk_rope_head_dim"), keys.size("v_head_dim")
+    q_rank, kv_rank = keys.size("q_lora_rank", otherwise=0, minimum=0), keys.size("kv_lora_rank")
+    bias = keys.on(family.qkv_bias)
+    kv_heads = keys.size("num_key_value_heads", otherwise=heads)
+    if heads % kv_heads:
+        raise ConfigError(f"{keys.label('num_attention_heads')} ({heads}) is not a multiple of {keys.label('num_key_value_heads')} ({kv_heads})")
+    modules: tuple[Module, ...]
+    if q_rank:
+        modules = (
+            Linear(name_of(family, "q_a"), "q_a", h, q_rank, bias),
+            norm(keys, family, name_of(family, "q_a_norm"), "q_a", q_rank),
+            Linear(name_of(family, "q_b"), "q_b", q_rank, heads * (nope + rope)),
+        )
+    else:
+        modules = (Linear(name_of(family, "q"), "q", h, heads * (nope + rope)),)
+    modules += (
+        Linear(name_of(family, "kv_a"), "kv_a", h, kv_rank + rope, bias),
+        norm(keys, family, name_of(family, "kv_a_norm"), "kv_a", kv_rank),
+        Linear(name_of(family, "kv_b"), "kv_b", kv_rank, heads * (nope + value)),
+    )
+    shape = Attention(
+        num_attention_heads=heads, num_key_value_heads=heads, head_dim=nope + rope, value_head_dim=value, rotary_dim=rope,
+        dropout=keys.number(family.attention_dropout, maximum=1.0),
+    )
+    modules += family.attention_extra(keys, shape)
+    modules += (Linear(name_of(family, "o"), "o", heads * value, h, bias),)
+    return Mixer(("latent_attention",), modules, shape)
