@@ -90,8 +90,6 @@ def test_every_choice_is_accepted_and_any_other_refused(run, field):
         ("sequence_length", float("inf"), r"\(inf\)"),
         ("sequence_length", 2**27 + 1, r"\(134217729\)"),
         ("micro_batch_size", 1e99, r"\(1e\+99\) must be a whole number from 1 to 1048576"),
-        ("micro_batch_size", 10**9000, r"a very large number"),
-        ("micro_batch_size", [10**9000], r"a very large number"),
         ("micro_batch_size", True, r"\(True\)"),
         ("micro_batch_size", np.array([True]), r"must be a whole number"),
         ("micro_batch_size", "4", r"\('4'\)"),
@@ -127,6 +125,12 @@ def test_every_choice_is_accepted_and_any_other_refused(run, field):
 def test_nonsense_is_refused_naming_field_value_and_remedy(run, field, value, message):
     with pytest.raises(ScenarioError, match=message):
         run.replace(**{field: value})
+
+
+def test_integers_too_long_to_print_are_refused_like_any_other(run):
+    for value in (10**9000, [10**9000]):
+        with pytest.raises(ScenarioError, match="micro_batch_size .a very large number. must be"):
+            run.replace(micro_batch_size=value)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -1,0 +1,189 @@
+"""The browser: whether its tests run, the served page, and what makes any of them fail.
+
+MEMCORE_BROWSER=auto      (default) browser tests run where Chromium is found, else they are skipped and the header says so
+MEMCORE_BROWSER=required  a missing Chromium is an error
+MEMCORE_BROWSER=off       they are skipped
+MEMCORE_CHROMIUM=PATH     the Chromium to use
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MODE = os.environ.get("MEMCORE_BROWSER", "auto")
+CHROMIUM_ARGS = [
+    "--no-sandbox",  # root in a container
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    # no calls home: what leaves this machine must be the page's own doing
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--no-first-run",
+]
+START_SECONDS = 60
+SETTLE_MS = 30_000
+
+SETTLED = """() => {
+    const app = document.querySelector('[data-testid=stApp]');
+    const charts = [...document.querySelectorAll('[data-testid=stPlotlyChart]')].map(c => c.querySelector('.js-plotly-plot'));
+    return app?.dataset.testScriptState === 'notRunning'
+        && document.querySelector('[data-testid=stMain] [data-testid=stElementContainer]')
+        && !document.querySelector('[data-testid=stSkeleton]')  // a widget or chart whose code is still loading
+        && charts.every(c => c?.data && c.querySelector('.main-svg'));
+}"""
+
+
+def chromium():
+    """Path of the Chromium to use, or None."""
+    names = (os.environ.get("MEMCORE_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def browser_missing():
+    """Why browser tests cannot run, or "" when they can."""
+    if MODE == "off":
+        return "MEMCORE_BROWSER=off"
+    if not find_spec("playwright"):
+        return 'the package playwright is missing: pip install -e ".[dev]"'
+    return "" if chromium() else "no Chromium found: apt-get install chromium, or set MEMCORE_CHROMIUM"
+
+
+def pytest_configure(config):
+    if MODE not in ("auto", "required", "off"):
+        raise pytest.UsageError(f"MEMCORE_BROWSER={MODE} must be auto, required or off")
+    if MODE == "required" and browser_missing():
+        raise pytest.UsageError(f"MEMCORE_BROWSER=required, but {browser_missing()}")
+
+
+def pytest_report_header(config):
+    why = browser_missing()
+    return f"browser tests: {'NOT RUN, ' + why if why else 'run in ' + chromium()}"
+
+
+def pytest_collection_modifyitems(items):
+    if why := browser_missing():
+        for item in items:
+            if item.get_closest_marker("browser"):
+                item.add_marker(pytest.mark.skip(reason=f"browser tests not run: {why}"))
+
+
+class Server:
+    """A running dashboard: its address, and its log."""
+
+    def __init__(self, script, log_path):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.log_path = log_path
+        command = [sys.executable, "-m", "streamlit", "run", script, "--server.address=127.0.0.1", f"--server.port={port}"]
+        with log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--server.headless=true"], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def wait_until_up(self):
+        end = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=1) as answer:
+                    if answer.read() == b"ok":
+                        return
+            except OSError:
+                pass
+            if self.process.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"the dashboard did not start:\n{self.log}")
+            time.sleep(0.1)
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """The dashboard, served on a free port for the whole session."""
+    server = Server(str(ROOT / "dashboard.py"), tmp_path_factory.mktemp("server") / "log")
+    try:
+        server.wait_until_up()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def settle():
+    """Call it with a page: returns once the script has run and every chart is drawn."""
+    return lambda page: page.wait_for_function(SETTLED, timeout=SETTLE_MS)
+
+
+@pytest.fixture
+def open_page(server, browser, settle):
+    """Call it to open the dashboard in a browser context of its own: `open_page("?method=lora", width=390, color_scheme="dark")`.
+
+    The test fails if any of its pages logs an error, raises one, or asks another host for anything, or if the server
+    prints a traceback meanwhile.
+    """
+    contexts, problems, log_before = [], [], len(server.log)
+
+    def watch_host(url):
+        address = urlsplit(url)
+        if address.scheme in ("http", "https", "ws", "wss") and address.netloc != urlsplit(server.url).netloc:
+            problems.append(f"request to another host: {url}")
+
+    def open_page(query="", width=1440, height=900, color_scheme="light"):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=color_scheme, locale="en-US", accept_downloads=True
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: message.type == "error" and problems.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
+        page.on("request", lambda request: watch_host(request.url))
+        page.on("websocket", lambda websocket: watch_host(websocket.url))
+        page.goto(f"{server.url}/{query}")
+        settle(page)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    if "Traceback" in (log := server.log[log_before:]):
+        problems.append(f"server log:\n{log}")
+    assert not problems, "\n".join(problems)
+
+
+@pytest.fixture
+def page(open_page):
+    """The dashboard as it opens, on a laptop."""
+    return open_page()
