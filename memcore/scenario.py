@@ -118,9 +118,11 @@ class Scenario:
         for name, largest in LARGEST.items():
             value = getattr(self, name)
             if not (type(value) is int and 0 < value <= largest):
-                put(self, name, _size(name, value, largest))
-        if type(self.lora_dropout) is not float or not 0 <= self.lora_dropout < 1:
-            put(self, "lora_dropout", _share("lora_dropout", self.lora_dropout))
+                value = _number(name, value, 1, largest, f"a whole number from 1 to {largest}", whole=True)
+                put(self, name, value if isinstance(value, np.ndarray) else int(value))
+        if not (type(self.lora_dropout) is float and 0 <= self.lora_dropout < 1):
+            below_one = np.nextafter(1.0, 0.0)
+            put(self, "lora_dropout", _number("lora_dropout", self.lora_dropout, 0, below_one, "a number from 0 up to, not including, 1"))
         self._check_broadcast()
         self._check_method()
         self._check_modules()
@@ -232,36 +234,21 @@ def _hint(value: object, known: tuple[str, ...]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
-def _numbers(name: str, value: object, rule: str) -> np.ndarray:
-    """A finite float64 array of any shape, its own and read-only; booleans and text are no numbers."""
+def _number(name: str, value: object, low: float, high: float, rule: str, whole: bool = False) -> float | np.ndarray:
+    """A float, or a float64 array of its own that cannot be written to; booleans and text are no numbers."""
+    wrong = value
     try:
-        array = np.asarray(value)
-        if array.dtype.kind in "iuf" and array.size or type(value) is int:
-            array = array.astype(np.float64)
-            if np.isfinite(array).all():
-                return array
+        given = np.asarray(value)
+        if given.size and (given.dtype.kind in "iuf" or type(value) is int):
+            array = given.astype(np.float64)
+            fine = (array >= low) & (array <= high) & (array == np.floor(array) if whole else True)
+            if fine.all():
+                array.flags.writeable = False
+                return array if array.ndim else float(array)
+            wrong = array[~fine][0].item() if array.ndim else value
     except (ValueError, OverflowError):  # ragged lists, integers beyond every float
         pass
-    raise ScenarioError(f"{name} ({_show(value)}) must be {rule}")
-
-
-def _size(name: str, value: object, largest: int) -> Numeric:
-    rule = f"a whole number from 1 to {largest}"
-    array = _numbers(name, value, rule)
-    wrong = (array < 1) | (array > largest) | (array != np.floor(array))
-    if wrong.any():
-        raise ScenarioError(f"{name} ({_show(array[wrong][0].item() if array.ndim else value)}) must be {rule}")
-    array.flags.writeable = False
-    return array if array.ndim else int(array)
-
-
-def _share(name: str, value: object) -> Numeric:
-    array = _numbers(name, value, "a number from 0 up to, not including, 1")
-    wrong = (array < 0) | (array >= 1)
-    if wrong.any():
-        raise ScenarioError(f"{name} ({_show(array[wrong][0].item() if array.ndim else value)}) must be a number from 0 up to, not including, 1")
-    array.flags.writeable = False
-    return array if array.ndim else float(array)
+    raise ScenarioError(f"{name} ({_show(wrong)}) must be {rule}")
 
 
 def _names(name: str, value: object, rule: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 BYTE_UNITS = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB, "KB": KB, "MB": MB, "GB": GB, "TB": TB}
 COUNT_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 TOKEN_UNITS = {"": 1, "K": 2**10, "M": 2**20}
+NUMBER_AND_UNIT = r"\s*(\d{1,3}(?:,\d{3}){1,5}|\d{1,18})(\.\d{1,18})?\s*([A-Za-z]*)\s*"
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int8": 1, "bool": 1}
 FLOAT32_BYTES = DTYPE_BYTES["float32"]
@@ -69,7 +70,7 @@ def parse_tokens(text: str) -> int:
 
 
 def _parse(text: str, units: dict[str, int], wanted: str, unit_required: bool = False) -> int:
-    match = re.fullmatch(r"\s*(\d{1,3}(?:,\d{3})+|\d{1,18})(\.\d{1,18})?\s*([A-Za-z]*)\s*", text, re.ASCII) if isinstance(text, str) else None
+    match = re.fullmatch(NUMBER_AND_UNIT, text, re.ASCII) if isinstance(text, str) else None
     size = {u.lower(): s for u, s in units.items()}.get(match[3].lower()) if match else None
     if size is None or unit_required and not match[3]:
         raise ValueError(f"{str(text)[:40]!r} is not {wanted}")

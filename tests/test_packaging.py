@@ -51,8 +51,8 @@ def test_an_installed_copy_finds_its_data_from_another_folder(tmp_path):
     for file in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, source)
     elsewhere.mkdir()
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(site), str(source)]
-    subprocess.run(install, cwd=elsewhere, check=True, capture_output=True, timeout=300)
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--target"]
+    subprocess.run([*install, str(site), str(source)], cwd=elsewhere, check=True, capture_output=True, timeout=300)
 
     files = {p.relative_to(source) for p in (source / "memcore").rglob("*.py")}
     files |= {Path("memcore") / p.relative_to(source) for p in (source / "data").rglob("*") if p.suffix in (".csv", ".toml", ".md")}

@@ -135,7 +135,7 @@ def test_integers_too_long_to_print_are_refused_like_any_other(run):
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_only_qlora_quantizes(method):
-    with pytest.raises(ScenarioError, match=rf"quantization \('nf4'\) is for method 'qlora' only; choose 'none', or 'qlora' instead of '{method}'"):
+    with pytest.raises(ScenarioError, match=rf"\('nf4'\) is for method 'qlora' only; choose 'none', or 'qlora' instead of '{method}'"):
         Scenario(model=LLAMA, method=method, quantization="nf4")
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcore.units import GB, MiB, GiB, format_bytes, format_count, format_tokens, parse_bytes, parse_count, parse_tokens
+from memcore.units import GB, GiB, MiB, format_bytes, format_count, format_tokens, parse_bytes, parse_count, parse_tokens
 
 
 @pytest.mark.parametrize(
