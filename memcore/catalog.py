@@ -386,6 +386,53 @@ def model(id: str) -> ModelArchitecture:
     return models()[id]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredRun:
+    """A published training run and the peak that was measured on it."""
+
+    id: str
+    group: str
+    """The publication it comes from, in one word."""
+    scenario: Mapping[str, Any]
+    """The settings, as the keyword arguments of a Scenario; `model` is a Hub id."""
+    device: str
+    meter: str
+    """"allocated", "active" or "reserved" (torch's figures), or "nvidia-smi" (the driver's)."""
+    measured_bytes: int
+    """Per GPU where there are several."""
+    nvidia_smi_bytes: int | None
+    """The driver's peak less idle for the same run, where known."""
+    notes: str
+    source: str
+    address: str
+    checked: date
+
+
+RUN_COLUMNS = {field.name for field in fields(MeasuredRun)}
+RUN_TYPES = {
+    "int": ("lora_rank", "micro_batch_size", "sequence_length", "gradient_accumulation_steps", "data_parallel_size"),
+    "float": ("lora_dropout",),
+    "bool": ("autocast",),
+    "tuple[str, ...]": ("lora_target_modules", "modules_to_save"),
+}
+"""The Scenario columns of measured_runs.csv that are not text."""
+
+
+@cache
+def measured_runs() -> Table[MeasuredRun]:
+    """Published runs by id. An empty cell leaves the field at the Scenario's default."""
+    types = {column: name for name, columns in RUN_TYPES.items() for column in columns}
+    runs = {}
+    for row in _rows("measured_runs.csv"):
+        about = {column: row.pop(column) for column in list(row) if column in RUN_COLUMNS}
+        values = {field.name: CONVERTERS[str(field.type)](about[field.name]) for field in fields(MeasuredRun) if field.name != "scenario"}
+        settings = {column: CONVERTERS[types.get(column, "str")](text) for column, text in row.items() if text}
+        if settings.get("lora_target_modules") == ("all-linear",):
+            settings["lora_target_modules"] = "all-linear"
+        runs[values["id"]] = MeasuredRun(scenario=settings, **values)
+    return Table("measured run", runs)
+
+
 @cache
 def data_folder() -> Path:
     """The data: inside the installed package, or beside it in a source tree."""
@@ -427,7 +474,7 @@ def _number(text: str) -> float:
 
 
 def _flag(text: str) -> bool:
-    return {"0": False, "1": True}[text]
+    return {"0": False, "1": True, "False": False, "True": True}[text]
 
 
 CONVERTERS = {

@@ -1,13 +1,20 @@
 """The catalog says what is published, and says it in one shape."""
 
+import json
+from dataclasses import fields
 from datetime import date
+from pathlib import Path
 
 import pytest
 
 from memcore import catalog
+from memcore.scenario import Scenario
 from memcore.units import GB, GiB, MiB
 
 TABLES = [catalog.devices, catalog.optimizers, catalog.precisions, catalog.quantizations, catalog.software]
+TRUTH = Path(__file__).parent / "truth"
+RECORDS = list(catalog.model_records().values())
+COUNTED = [json.loads(line) for line in (TRUTH / "models.jsonl").read_text(encoding="utf-8").splitlines()]
 ROWS = [pytest.param(row, id=f"{table.__name__}: {row.name}") for table in TABLES for row in table().values()]
 
 
@@ -98,7 +105,7 @@ class TestCustomDevice:
         ids=lambda amount: str(amount)[:12],
     )
     def test_nonsense_is_refused_by_name_with_a_way_out(self, amount):
-        with pytest.raises(ValueError, match=r"^device memory \(.{1,40}\) (must be .* 24 GB|is more than .* check|is no more than .* give)"):
+        with pytest.raises(ValueError, match=r"^device memory \(.{1,40}\) .* (24 GB|check the unit|give at least .*)$"):
             catalog.custom_device(amount, "GB")
 
     def test_an_unknown_unit_is_refused(self):
@@ -163,3 +170,78 @@ class TestUnknownNames:
         with pytest.raises(catalog.UnknownName) as error:
             catalog.devices()["x" * 10_000]
         assert len(str(error.value)) < 300
+
+    def test_a_model_is_found_by_any_part_of_its_name(self):
+        with pytest.raises(catalog.UnknownName) as error:
+            catalog.model("meta-llama/Llama-3.1-8b")
+        assert error.value.closest[0] == "meta-llama/Llama-3.1-8B"
+        assert "meta-llama/Llama-3.1-8B" in catalog.models()
+        assert catalog.models().get("no/such-model") is None
+
+
+class TestModels:
+    """data/models: shapes as in config.json, totals as published."""
+
+    @pytest.mark.parametrize("record", [r for r in RECORDS if r.published_parameters], ids=lambda r: r.id)
+    def test_counted_parameters_equal_the_published_total(self, record):
+        # the difference is what the published total counts and transformers does not load, itemised in published_note
+        assert catalog.models()[record.id].parameters + record.published_difference == record.published_parameters
+
+    @pytest.mark.parametrize("truth", COUNTED, ids=lambda t: t["id"])
+    def test_counted_parameters_equal_pytorch(self, truth):
+        # transformers 5.24, the class the config names built on the meta device
+        model = catalog.models()[truth["id"]]
+        assert (model.parameters, model.text_parameters) == (truth["parameters"], truth["text_parameters"])
+
+    @pytest.mark.parametrize("truth", COUNTED, ids=lambda t: t["id"])
+    def test_a_record_says_what_config_json_says(self, truth):
+        assert catalog.model_records()[truth["id"]].config == truth["config"]
+
+    @pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.id)
+    def test_every_record_says_where_it_is_from(self, record):
+        assert record.source.startswith("https://") and record.checked >= date(2026, 1, 1)
+        assert record.basis in ("read", "table", "recalled")
+        assert record.release[:2] == "20" and record.release[4] == "-" and record.license and record.context_length >= 512
+        assert bool(record.published_parameters) == bool(record.published_source)
+        assert bool(record.published_difference) == bool(record.published_note)
+
+    def test_there_are_more_than_two_hundred(self):
+        assert len(catalog.models()) == len(set(catalog.models())) > 200
+
+    def test_the_models_of_every_measured_run_are_there(self):
+        assert {run.scenario["model"] for run in catalog.measured_runs().values()} <= set(catalog.models())
+
+    def test_going_over_the_ids_builds_no_model(self):
+        fresh = catalog.Models(catalog.model_records())
+        assert list(fresh) and not fresh._built
+
+    def test_well_known_families_come_first_and_each_part_newest_first(self):
+        order = [(not record.well_known, [-int(part) for part in record.release.split("-")]) for record in RECORDS]
+        assert order == sorted(order)
+
+    def test_a_label_is_found_by_id_and_says_the_size(self):
+        # 8,030,261,248 parameters on the Hub
+        assert catalog.model_records()["meta-llama/Llama-3.1-8B"].label == "meta-llama/Llama-3.1-8B · 8.03 B · 2024-07 · llama3.1 · gated"
+        labels = [record.label for record in RECORDS]
+        assert len(set(labels)) == len(labels)
+        assert all(record.id in record.label for record in RECORDS)
+
+
+class TestMeasuredRuns:
+    """data/measured_runs.csv: what was measured, where, and with which settings."""
+
+    @pytest.mark.parametrize("run", catalog.measured_runs().values(), ids=lambda run: run.id)
+    def test_a_run_names_its_source_its_meter_and_only_known_settings(self, run):
+        assert run.source and run.address.startswith("https://github.com/") and run.checked >= date(2026, 1, 1)
+        assert run.meter in ("allocated", "active", "reserved", "nvidia-smi")
+        assert 10**9 < run.measured_bytes < 96 * GB
+        assert set(run.scenario) <= {field.name for field in fields(Scenario)}
+        assert catalog.software()[run.scenario["software"]] and catalog.quantizations()[run.scenario["quantization"]]
+        assert catalog.precisions()[run.scenario["precision"]] and catalog.optimizers()[run.scenario["optimizer"]]
+
+    def test_settings_have_the_types_of_a_scenario(self):
+        # fsdp_qlora benchmarks, March 2024: Llama-2-7B, QLoRA, batch 1 at 2048 on two RTX 3090
+        scenario = catalog.measured_runs()["FSDPQ-002"].scenario
+        assert scenario["sequence_length"] == 2048 and scenario["lora_dropout"] == 0.1 and scenario["autocast"] is False
+        assert scenario["lora_target_modules"] == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+        assert "modules_to_save" not in scenario
