@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from ..architecture import ModelArchitecture, Tower
 from .blocks import language_model
+from .classic import CLASSIC
 from .dense import DENSE
 from .family import Family
 from .reading import REMEDY, ConfigError, Keys, read_json
 from .sparse import SPARSE
 from .towers import siglip
 
-FAMILIES: dict[str, Family] = {**DENSE, **SPARSE}
+FAMILIES: dict[str, Family] = {**CLASSIC, **DENSE, **SPARSE}
 REQUIRED = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 __all__ = ["ConfigError", "model_from_config"]

@@ -25,9 +25,9 @@ def linear(keys: Keys, family: Family, role: str, in_features: int, out_features
     return Linear(name_of(family, role), role, in_features, out_features, bias=keys.on(bias), kind=family.linear_kind)
 
 
-def norm(keys: Keys, family: Family, name: str, role: str, size: int, kind: str = "") -> Norm:
-    kind = kind or family.norm
-    bias = kind == "layer" if family.norm_bias is None else keys.on(family.norm_bias)
+def norm(keys: Keys, family: Family, name: str, role: str, size: int, kind: str = "", bias: bool | str | None = None) -> Norm:
+    kind, bias = kind or family.norm, family.norm_bias if bias is None else bias
+    bias = kind == "layer" if bias is None else keys.on(bias)
     return Norm(name, role, size, kind=kind, weight=keys.on(family.norm_weight), bias=bias)
 
 
@@ -52,9 +52,10 @@ def attention_shape(keys: Keys, family: Family, layer: Layer) -> Attention:
     head_dim = keys.size("head_dim", otherwise=0) or _divided(keys, hidden_size, heads)
     share = partial_rotary_factor(keys, family.partial_rotary) if family.rotary else 0
     windowed = layer.mixer == "sliding_attention" and family.sliding
+    rotary_dim = keys.size("rotary_dim", otherwise=int(head_dim * share), minimum=0) if family.rotary else 0
     return Attention(
         num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim,
-        rotary_dim=int(head_dim * share),
+        rotary_dim=min(rotary_dim, head_dim),
         sliding_window=keys.size("sliding_window", otherwise=0, minimum=0, maximum=2**40) if windowed else 0,
         softcap=keys.number("attn_logit_softcapping") > 0,
         dropout=keys.number(family.attention_dropout, maximum=1.0),
@@ -76,9 +77,9 @@ def attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
     else:
         modules = tuple(linear(keys, family, role, hidden_size, width, family.qkv_bias) for role, width in widths.items())
     if keys.on(family.qk_norm):
-        wide = family.qk_norm_width != "head"
         modules += tuple(
-            norm(keys, family, name_of(family, f"{role}_norm"), role, widths[role] if wide else shape.head_dim, family.qk_norm_kind)
+            norm(keys, family, name_of(family, f"{role}_norm"), role, widths[role] if family.qk_norm_all_heads else shape.head_dim,
+                 family.qk_norm_kind, family.qk_norm_bias)
             for role in "qk"
         )
     modules += family.attention_extra(keys, shape)
@@ -146,14 +147,18 @@ def mixer_kinds(keys: Keys, family: Family) -> list[str]:
     return ["sliding_attention" if family.sliding and keys.value("sliding_window") else "full_attention"] * depth
 
 
-def every(period: str, otherwise: int = 0) -> Callable[[Keys, Family], list[str]]:
-    """Full attention in every `period`-th layer (a key, or its default), a sliding window in the others."""
+def every(n: int, period: str = "", first: bool = False, others: str = "sliding_attention") -> Callable[[Keys, Family], list[str]]:
+    """Full attention in each `n`-th layer (or as the key `period` says), counted from the first or from the `n`-th, `others` between."""
 
     def kinds(keys: Keys, family: Family) -> list[str]:
         depth = keys.layers()
         listed = keys.list("layer_types", length=depth, of=str)
-        n = keys.size(period, otherwise=otherwise) if period else otherwise
-        return listed or ["full_attention" if (i + 1) % n == 0 else "sliding_attention" for i in range(depth)]
+        if listed:
+            return listed
+        if others == "sliding_attention" and not keys.value("sliding_window"):
+            return ["full_attention"] * depth
+        step = keys.size(period, otherwise=n) if period else n
+        return ["full_attention" if (i + (not first)) % step == 0 else others for i in range(depth)]
 
     return kinds
 
@@ -214,10 +219,13 @@ def block(keys: Keys, family: Family, layer: Layer) -> Block:
 
 
 def doubts(keys: Keys, family: Family) -> tuple[str, ...]:
-    """What a config leaves open without leaving the count open."""
+    """What is understood but not measured, one sentence each."""
+    said = list(family.uncertain)
+    if not family.measured and not said:
+        said.append(f"No training step of a {keys.model_type} model was measured: its memory is put together from parts measured in others.")
     if family.moe and keys.value(family.moe.experts_per_token) is None:
-        return (f"{keys.label(family.moe.experts_per_token)} is not given; one expert per token is assumed.",)
-    return ()
+        said.append(f"{keys.label(family.moe.experts_per_token)} is not given; one expert per token is assumed.")
+    return tuple(said)
 
 
 def language_model(keys: Keys, family: Family, name: str = "") -> ModelArchitecture:
@@ -243,6 +251,6 @@ def language_model(keys: Keys, family: Family, name: str = "") -> ModelArchitect
         final_softcap=bool(family.final_softcap) and keys.number(family.final_softcap) > 0,
         embedding_dropout=keys.number(family.embedding_dropout, maximum=1.0) if family.embedding_dropout else 0.0,
         embedding_scale=family.embedding_scale,
-        uncertain=family.uncertain + doubts(keys, family),
+        uncertain=doubts(keys, family),
         config=tuple(given.items()),
     )

@@ -1,35 +1,22 @@
-"""Families of dense decoders: attention and a feed-forward part in every layer."""
+"""Dense decoders in the manner of Llama: RMSNorm, rotary positions, gated feed-forward parts, grouped queries."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from ..architecture import Embedding, Linear, Module
+from ..architecture import Attention, Embedding, Linear, Module, Norm, Weight
 from .blocks import every, planned
-from .family import Family
-from .reading import Keys
+from .classic import COHERE, LN_NORMS, NEOX_NAMES
+from .family import Family, like
+from .latent import latent_attention
+from .reading import REMEDY, ConfigError, Keys
 
 SANDWICH = {  # Gemma 2: a norm before and after each part
     "input": "input_layernorm", "post_attention": "post_attention_layernorm",
     "pre_mlp": "pre_feedforward_layernorm", "post_mlp": "post_feedforward_layernorm",
 }
 AFTER = {"post_attention": "post_attention_layernorm", "post_mlp": "post_feedforward_layernorm"}  # OLMo 2: only after
-GPT2_NORMS = {"input": "ln_1", "pre_mlp": "ln_2"}
-GPT2_NAMES = {"qkv": "c_attn", "o": "c_proj", "up": "c_fc", "down": "c_proj", "final_norm": "ln_f"}
-NEOX_NAMES = {"qkv": "query_key_value", "o": "dense", "up": "dense_h_to_4h", "down": "dense_4h_to_h"}
-
-
-def four_times(keys: Keys) -> Mapping[str, object]:
-    """A feed-forward part four times as wide as the model, unless a key says otherwise."""
-    return {"intermediate_size": keys.size("intermediate_size", otherwise=4 * keys.size("hidden_size"))}
-
-
-def learned_positions(name: str, offset: int = 0):
-    def positions(keys: Keys) -> tuple[Module, ...]:
-        rows = keys.size("max_position_embeddings") + offset
-        return (Embedding(name, rows, keys.size("hidden_size")),)
-
-    return positions
 
 
 def qwen_windows(keys: Keys, family: Family) -> list[str]:
@@ -42,28 +29,23 @@ def qwen_windows(keys: Keys, family: Family) -> list[str]:
     ]
 
 
-def falcon_keys(keys: Keys) -> Mapping[str, object]:
-    heads = keys.size("num_attention_heads")
-    new = keys.flag("new_decoder_architecture")
-    kv_heads = keys.size("num_kv_heads", otherwise=heads) if new else 1 if keys.flag("multi_query", True) else heads
-    return {"num_key_value_heads": kv_heads, **four_times(keys), "_parallel": new or keys.flag("parallel_attn", True)}
+def smollm3_windows(keys: Keys, family: Family) -> list[str]:
+    """A window, where one is used, only in the layers without rotary positions."""
+    depth = keys.layers()
+    on = keys.flag("use_sliding_window") and keys.value("sliding_window")
+    step = keys.size("no_rope_layer_interval", otherwise=4)
+    rope = keys.list("no_rope_layers", length=depth, of=int) or [int((i + 1) % step != 0) for i in range(depth)]
+    return keys.list("layer_types", length=depth, of=str) or ["sliding_attention" if on and not r else "full_attention" for r in rope]
 
 
-def falcon_norms(keys: Keys) -> Mapping[str, str]:
-    if keys.flag("new_decoder_architecture"):
-        if keys.size("num_ln_in_parallel_attn", otherwise=2) == 2:
-            return {"input": "ln_attn", "pre_mlp": "ln_mlp"}
-        return {"input": "input_layernorm"}
-    if keys.flag("parallel_attn", True):
-        return {"input": "input_layernorm"}
-    return {"input": "input_layernorm", "pre_mlp": "post_attention_layernorm"}
-
-
-def opt_outside(keys: Keys) -> tuple[Module, ...]:
-    h = keys.size("hidden_size")
-    narrow = keys.size("word_embed_proj_dim", otherwise=h)
-    projections = () if narrow == h else (Linear("project_in", "other", narrow, h), Linear("project_out", "other", h, narrow))
-    return learned_positions("embed_positions", offset=2)(keys) + projections
+def exaone4_windows(keys: Keys, family: Family) -> list[str]:
+    """`sliding_window_pattern` is a number, or a word such as "LLLG": local three times, then global."""
+    pattern = keys.value("sliding_window_pattern")
+    if not isinstance(pattern, str) or keys.value("layer_types") or not keys.value("sliding_window"):
+        return every(4, "sliding_window_pattern")(keys, family)
+    if not pattern or len(pattern) > 64 or set(pattern) - set("LG"):
+        raise keys.refuse("sliding_window_pattern", "must be a number or a word of L and G")
+    return ["sliding_attention" if pattern[i % len(pattern)] == "L" else "full_attention" for i in range(keys.layers())]
 
 
 def qwen1_keys(keys: Keys) -> Mapping[str, object]:
@@ -74,63 +56,131 @@ def qwen1_keys(keys: Keys) -> Mapping[str, object]:
     return {"intermediate_size": size // 2, "head_dim": keys.size("kv_channels", otherwise=0, minimum=0) or None}
 
 
-LLAMA = Family(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", sliding=False)
-QWEN2 = Family(qkv_bias=True, layers=planned(qwen_windows))
-GEMMA = Family(norm="rms-fp32-weight", activation="hidden_activation", default_activation="gelu_pytorch_tanh",
-               qkv_bias="attention_bias", o_bias="attention_bias", embedding_scale=True)
+def chatglm_keys(keys: Keys) -> Mapping[str, object]:
+    heads = keys.size("num_attention_heads")
+    groups = keys.size("multi_query_group_num", 1) if keys.flag("multi_query_attention") else heads
+    linear_bias = keys.flag("add_bias_linear")
+    if not keys.flag("rmsnorm", True):
+        raise keys.refuse("rmsnorm", "is not known to memcore for chatglm: only true is")
+    return {"num_key_value_heads": groups, "_qkv_bias": linear_bias or keys.flag("add_qkv_bias"), "_final_norm": keys.flag("post_layer_norm", True)}
+
+
+def no_experts(keys: Keys) -> Mapping[str, object]:
+    if keys.size("num_experts", otherwise=0, minimum=0) > 1:
+        raise keys.refuse("num_experts", f"is not known to memcore for {keys.model_type}; {REMEDY}")
+    return {}
+
+
+def hyperclovax_norms(keys: Keys) -> Mapping[str, str]:
+    after = {"post_attention": "post_norm1", "post_mlp": "post_norm2"} if keys.flag("use_post_norm", True) else {}
+    return {"input": "input_layernorm", "pre_mlp": "post_attention_layernorm", **after}
+
+
+def xielu(keys: Keys) -> tuple[Module, ...]:
+    return (Weight("act_fn", 2),) if keys.word("hidden_act", "xielu") == "xielu" else ()
+
+
+def doge_attention(keys: Keys, attention: Attention) -> tuple[Module, ...]:
+    kv_heads = attention.num_key_value_heads
+    return (Weight("A", kv_heads), Linear("dt_proj", "other", attention.value_size, kv_heads, bias=keys.flag("attention_bias")))
+
+
+def doge_experts(keys: Keys) -> tuple[Module, ...]:
+    """Experts of one row each beside the MLP, retrieved by product keys."""
+    if not keys.flag("is_moe"):
+        return ()
+    h, n = keys.size("hidden_size"), keys.size("num_experts")
+    return (Linear("router_gate", "other", h, 2 * math.isqrt(n)), Embedding("down_embed", n, h), Embedding("up_embed", n, h))
+
+
+def doge_residuals(keys: Keys) -> tuple[Module, ...]:
+    h = keys.size("hidden_size")
+    return (Weight("input_residual", h), Weight("post_attention_residual", h))
+
+
+BIASES = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
+LLAMA = Family(**BIASES, mlp_bias="mlp_bias", sliding=False, measured=True)
+MISTRAL = Family(measured=True)
+QWEN2 = Family(qkv_bias=True, layers=planned(qwen_windows), measured=True)
+QWEN3 = like(QWEN2, **BIASES, qk_norm=True, measured=True)
+GEMMA = Family(**BIASES, norm="rms-fp32-weight", activation="hidden_activation", default_activation="gelu_pytorch_tanh", embedding_scale=True)
+GEMMA2 = like(GEMMA, norms=SANDWICH, layers=planned(every(2)), final_softcap="final_logit_softcapping", measured=True)
+OLMO2 = Family(**BIASES, norm="rms-fp32-weight", norms=AFTER, qk_norm=True, qk_norm_all_heads=True, sliding=False, measured=True)
+GLM = Family(qkv_bias="attention_bias", fused_gate_up=True, rotary="interleaved", partial_rotary=0.5, sliding=False, measured=True)
+PHI3 = Family(fused_qkv=True, fused_gate_up=True, rotary="cat", hidden_dropout="resid_pdrop", embedding_dropout="embd_pdrop", measured=True)
+HUNYUAN = Family(**BIASES, qk_norm=True, names={"q_norm": "query_layernorm", "k_norm": "key_layernorm"}, sliding=False)
 
 DENSE: dict[str, Family] = {
     "llama": LLAMA,
-    "mistral": Family(),
+    "internlm": like(LLAMA, qkv_bias="bias", o_bias="bias", mlp_bias=False),
+    "internlm3": like(LLAMA, qkv_bias="qkv_bias", o_bias="bias", mlp_bias="bias"),
+    "iquestcoder": LLAMA,
+    "minicpm": like(LLAMA, derive=no_experts, embedding_scale=True),
+    "exaone": like(
+        LLAMA, keys={"num_hidden_layers": "num_layers"}, names={"o": "out_proj", "gate": "c_fc_0", "up": "c_fc_1", "down": "c_proj",
+        "final_norm": "ln_f"}, norms=LN_NORMS, embed_tokens="wte",
+        activation="activation_function",
+    ),
+    "granite": like(LLAMA, embedding_scale=True, measured=True),
+    "granite_swa": like(LLAMA, embedding_scale=True, sliding=True, layers=planned(every(4)),
+                        attention_extra=lambda keys, attention: (Weight("sinks", attention.num_attention_heads),)),
+    "hyperclovax": like(LLAMA, norms=hyperclovax_norms, embedding_scale=True),
+    "arcee": like(LLAMA, gated=False, default_activation="relu2"),
+    "smollm3": like(LLAMA, layers=planned(smollm3_windows), sliding=True),
+    "ernie4_5": like(LLAMA, qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", rotary="interleaved"),
+    "helium": like(LLAMA, o_bias=False, rotary="interleaved"),
+    "seed_oss": like(LLAMA, o_bias="attention_out_bias", hidden_dropout="residual_dropout"),
+    "cwm": like(LLAMA, qkv_bias=False, o_bias=False, sliding=True, layers=planned(every(4, first=True))),
+    "diffllama": like(LLAMA, mlp_bias=False, attention_extra=lambda keys, attention: (Weight("lambdas", 4 * attention.head_dim),)),
+    "bitnet": like(
+        LLAMA, mlp_bias=False, default_activation="relu2",
+        attention_extra=lambda keys, attention: (Norm("attn_sub_norm", "other", keys.size("hidden_size")),),
+        mlp_extra=lambda keys: (Norm("ffn_sub_norm", "other", keys.size("intermediate_size")),),
+    ),
+    "apertus": like(LLAMA, mlp_bias=False, gated=False, qk_norm=True, default_activation="xielu", mlp_extra=xielu,
+                    norms={"input": "attention_layernorm", "pre_mlp": "feedforward_layernorm"}),
+    "doge": like(LLAMA, qk_norm=True, attention_extra=doge_attention, mlp_extra=doge_experts, block_extra=doge_residuals, sliding=True,
+                 hidden_dropout="hidden_dropout"),
+    "nanochat": like(LLAMA, norm_weight=False, qk_norm=True, gated=False, mlp_bias=False, names={"up": "fc1", "down": "fc2"},
+                     default_activation="relu2", final_softcap="final_logit_softcapping"),
+    "mistral": MISTRAL,
+    "ministral": MISTRAL,
+    "ministral3": MISTRAL,
     "qwen2": QWEN2,
-    "qwen3": Family(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, layers=planned(qwen_windows)),
-    "granite": Family(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", sliding=False, embedding_scale=True),
-    "gemma2": Family(**{**vars(GEMMA), "norms": SANDWICH, "layers": planned(every("", 2)), "final_softcap": "final_logit_softcapping"}),
-    "gemma3_text": Family(**{
-        **vars(GEMMA), "norms": SANDWICH, "layers": planned(every("sliding_window_pattern", 6)), "qk_norm": True,
-        "final_softcap": "final_logit_softcapping",
-    }),
-    "phi3": Family(fused_qkv=True, fused_gate_up=True, rotary="cat", hidden_dropout="resid_pdrop", embedding_dropout="embd_pdrop"),
-    "olmo2": Family(norm="rms-fp32-weight", norms=AFTER, qk_norm=True, qk_norm_width="all",
-                    qkv_bias="attention_bias", o_bias="attention_bias", sliding=False),
-    "glm": Family(qkv_bias="attention_bias", fused_gate_up=True, rotary="interleaved", partial_rotary=0.5, sliding=False),
-    "phi": Family(
-        names={"o": "dense", "up": "fc1", "down": "fc2", "q_norm": "q_layernorm", "k_norm": "k_layernorm", "final_norm": "final_layernorm"},
-        norms={"input": "input_layernorm"}, norm="layer", qkv_bias=True, o_bias=True, mlp_bias=True, head_bias=True, gated=False,
-        qk_norm="qk_layernorm", parallel=True, rotary="cat", partial_rotary=0.5, default_activation="gelu_new", sliding=False,
-        hidden_dropout="resid_pdrop", embedding_dropout="embd_pdrop",
-    ),
-    "gpt_neox": Family(
-        keys={"partial_rotary_factor": "rotary_pct"}, names={**NEOX_NAMES, "final_norm": "final_layer_norm", "head": "embed_out"},
-        embed_tokens="embed_in", fused_qkv=True, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias=True, gated=False, norm="layer",
-        parallel="use_parallel_residual", rotary="cat", partial_rotary=0.25, default_activation="gelu", sliding=False,
-        hidden_dropout="hidden_dropout", embedding_dropout="hidden_dropout",
-    ),
-    "gpt2": Family(
-        keys={"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "max_position_embeddings": "n_positions",
-              "intermediate_size": "n_inner"},
-        derive=four_times, names=GPT2_NAMES, norms=GPT2_NORMS, embed_tokens="wte", fused_qkv=True, qkv_bias=True, o_bias=True, mlp_bias=True,
-        gated=False, norm="layer", linear_kind="conv1d", rotary="", activation="activation_function", default_activation="gelu_new",
-        extra=learned_positions("wpe"), attention_dropout="attn_pdrop", hidden_dropout="resid_pdrop", embedding_dropout="embd_pdrop",
-        sliding=False,
-    ),
-    "opt": Family(
-        keys={"intermediate_size": "ffn_dim"}, names={"o": "out_proj", "up": "fc1", "down": "fc2", "final_norm": "final_layer_norm"},
-        norms={"input": "self_attn_layer_norm", "pre_mlp": "final_layer_norm"},
-        derive=lambda keys: {"_final_norm": keys.flag("do_layer_norm_before", True) and not keys.flag("_remove_final_layer_norm")},
-        final_norm="_final_norm", norm="layer", norm_weight="layer_norm_elementwise_affine", norm_bias="layer_norm_elementwise_affine",
-        qkv_bias="enable_bias", o_bias="enable_bias", mlp_bias="enable_bias", gated=False, rotary="", activation="activation_function",
-        default_activation="relu", extra=opt_outside, embedding_size="word_embed_proj_dim", hidden_dropout="dropout",
-        embedding_dropout="dropout", sliding=False,
-    ),
-    "falcon": Family(
-        keys={"intermediate_size": "ffn_hidden_size"}, derive=falcon_keys, names={**NEOX_NAMES, "final_norm": "ln_f"},
-        norms=falcon_norms, norm="layer", embed_tokens="word_embeddings", fused_qkv=True, qkv_bias="bias", o_bias="bias", mlp_bias="bias",
-        gated=False, parallel="_parallel", activation="activation", default_activation="gelu", hidden_dropout="hidden_dropout", sliding=False,
-    ),
+    "qwen3": QWEN3,
+    "mimo": like(QWEN2, qkv_bias="attention_bias"),
     "qwen": Family(
-        derive=qwen1_keys, keys={"max_position_embeddings": "seq_length"}, names={"qkv": "c_attn", "o": "c_proj", "gate": "w2", "up": "w1", "down": "c_proj", "final_norm": "ln_f"},
-        norms=GPT2_NORMS, embed_tokens="wte", fused_qkv=True, qkv_bias=True, o_bias="!no_bias", mlp_bias="!no_bias", sliding=False,
-        attention_dropout="attn_dropout_prob", embedding_dropout="emb_dropout_prob",
+        derive=qwen1_keys, keys={"max_position_embeddings": "seq_length"}, norms=LN_NORMS, embed_tokens="wte", fused_qkv=True,
+        names={"qkv": "c_attn", "o": "c_proj", "gate": "w2", "up": "w1", "down": "c_proj", "final_norm": "ln_f"}, qkv_bias=True,
+        o_bias="!no_bias", mlp_bias="!no_bias", sliding=False, attention_dropout="attn_dropout_prob", embedding_dropout="emb_dropout_prob",
+        measured=True,
     ),
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "vaultgemma": like(GEMMA2, norms={"input": "input_layernorm", "pre_mlp": "pre_feedforward_layernorm"}),
+    "gemma3_text": like(GEMMA2, layers=planned(every(6, "sliding_window_pattern")), qk_norm=True, measured=True),
+    "phi3": PHI3,
+    "glm": GLM,
+    "glm4": like(GLM, norms={"input": "input_layernorm", "post_attention": "post_self_attn_layernorm", "pre_mlp": "post_attention_layernorm",
+                             "post_mlp": "post_mlp_layernorm"}),
+    "chatglm": Family(
+        keys={"num_hidden_layers": "num_layers", "vocab_size": "padded_vocab_size", "intermediate_size": "ffn_hidden_size",
+              "head_dim": "kv_channels", "max_position_embeddings": "seq_length"},
+        derive=chatglm_keys, names={**NEOX_NAMES, "gate_up": "dense_h_to_4h", "final_norm": "final_layernorm", "head": "output_layer"},
+        embed_tokens="word_embeddings", fused_qkv=True, qkv_bias="_qkv_bias", o_bias="add_bias_linear", mlp_bias="add_bias_linear",
+        fused_gate_up=True, final_norm="_final_norm", rotary="interleaved", partial_rotary=0.5, sliding=False, hidden_dropout="hidden_dropout",
+    ),
+    "internlm2": Family(
+        names={"qkv": "wqkv", "o": "wo", "gate": "w1", "up": "w3", "down": "w2", "head": "output"}, embed_tokens="tok_embeddings",
+        norms={"input": "attention_norm", "pre_mlp": "ffn_norm"}, fused_qkv=True, qkv_bias="bias", o_bias="bias", sliding=False,
+    ),
+    "baichuan": Family(names={"qkv": "W_pack"}, fused_qkv=True, sliding=False),
+    "olmo2": OLMO2,
+    "olmo3": like(OLMO2, layers=planned(every(4)), sliding=True),
+    "exaone4": Family(norms=AFTER, qk_norm=True, layers=planned(exaone4_windows)),
+    "cohere2": like(COHERE, qk_norm=False, sliding=True, layers=planned(every(4, "sliding_window_pattern"))),
+    "hunyuan_v1_dense": HUNYUAN,
+    "minicpm3": like(LLAMA, attention=latent_attention, embedding_scale=True, derive=lambda keys: {
+        "v_head_dim": keys.size("v_head_dim", otherwise=keys.size("hidden_size") // keys.size("num_attention_heads"))}),
+    "youtu": like(LLAMA, attention=latent_attention, rotary="interleaved"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..architecture import Attention, Module
@@ -66,8 +66,8 @@ class Family:
     qkv_bias: Flag = False
     o_bias: Flag = False
     qk_norm: Flag = False
-    qk_norm_width: str = "head"
-    """"head": one weight per element of a head; "all": one per element of all heads together; "heads": one per element of each head."""
+    qk_norm_all_heads: bool = False
+    """One weight for each element of all heads together, not one per element of a head."""
     attention_extra: Callable[[Keys, Attention], tuple[Module, ...]] = lambda keys, attention: ()
     attention: Callable[[Keys, Family, Layer], Mixer] | None = None
     """Builds the attention layers; None: the usual one."""
@@ -84,6 +84,7 @@ class Family:
     norm_bias: Flag | None = None
     """None: as LayerNorm (yes) and RMSNorm (no) have it."""
     qk_norm_kind: str = ""
+    qk_norm_bias: Flag | None = None
     norms: Mapping[str, str] | Callable[[Keys], Mapping[str, str]] = field(default_factory=lambda: {"input": "input_layernorm", "pre_mlp": "post_attention_layernorm"})
     """Place → name."""
     final_norm: Flag = True
@@ -117,4 +118,12 @@ class Family:
     tied: Flag = "tie_word_embeddings"
     head_bias: Flag = False
     final_softcap: str = ""
+    measured: bool = False
+    """A training step of the family was measured, to the byte."""
     uncertain: tuple[str, ...] = ()
+    """What else is not known about the memory of a step."""
+
+
+def like(family: Family, **changes: object) -> Family:
+    """A family that differs from another one in a few points; what was measured of one is not of the other."""
+    return replace(family, **{"measured": False, **changes})

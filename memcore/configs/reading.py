@@ -24,6 +24,15 @@ MAX_SIZE = 2**24
 """The widest tensor sides in use are vocabularies of a few hundred thousand rows."""
 MAX_POSITIONS = 2**40
 
+SYNONYMS = (
+    # the library reads and writes these for one another (attribute_map of its configuration classes)
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    ("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token"),
+    ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    ("layer_types", "layers_block_type"),
+    ("sliding_window", "attention_window_size"),
+)
+
 REMEDY = "parameters can be given as a number instead"
 
 
@@ -125,25 +134,32 @@ class Keys:
 
     def over(self, changes: Mapping[str, object]) -> Keys:
         """The same config with some keys changed: one layer of a model whose layers differ."""
-        return Keys({**self.values, **{self.renamed.get(k, k): v for k, v in changes.items()}}, self.model_type, self.renamed, self.where)
+        return Keys({**self.values, **{self.spellings(k)[0]: v for k, v in changes.items()}}, self.model_type, self.renamed, self.where)
+
+    def spellings(self, name: str) -> tuple[str, ...]:
+        """What a key may be called: as the family spells it, as memcore does, as others do."""
+        key = self.renamed.get(name, name)
+        others = (s for group in SYNONYMS if name in group or key in group for s in group)
+        return tuple(dict.fromkeys((key, name, *others)))
 
     def label(self, name: str) -> str:
-        key = self.renamed.get(name, name)
-        return f"{self.where}.{key if key in self.values or name not in self.values else name}".lstrip(".")
+        """The key as the user wrote it, with the path to it."""
+        spellings = self.spellings(name)
+        key = next((s for s in spellings if s in self.values), spellings[0])
+        return f"{self.where}.{key}".lstrip(".")
 
     def given(self, name: str) -> object:
         """The value in the file alone, None where absent or null."""
-        key = self.renamed.get(name, name)
-        return self.values[key] if key in self.values else self.values.get(name)
+        return next((self.values[s] for s in self.spellings(name) if s in self.values), None)
 
     def value(self, name: str) -> object:
         """The value in the file, else the class default, else None."""
-        key = self.renamed.get(name, name)
-        for candidate in (key, name):
-            if candidate in self.values:
-                return self.values[candidate]
         defaults = _defaults().get(self.model_type, {})
-        return defaults[key] if key in defaults else defaults.get(name)
+        for values in (self.values, defaults):
+            for spelling in self.spellings(name):
+                if spelling in values:
+                    return values[spelling]
+        return None
 
     def refuse(self, name: str, problem: str) -> ConfigError:
         return ConfigError(f"{self.label(name)} ({_short(self.value(name))}) {problem}")

@@ -24,14 +24,15 @@ def qwen_sparse(keys: Keys, depth: int) -> list[str]:
 DEEPSEEK = {"num_experts": "n_routed_experts", "router_kind": "router", "shared_size": shared_of("n_shared_experts")}
 
 SPARSE: dict[str, Family] = {
-    "mixtral": Family(moe=MoE(num_experts="num_local_experts", intermediate_size="intermediate_size")),
-    "qwen3_moe": Family(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, moe=MoE(), layers=planned(qwen_windows, qwen_sparse)),
-    "deepseek_v2": Family(attention=latent_attention, qkv_bias="attention_bias", mlp_bias="mlp_bias", rotary="interleaved", sliding=False,
+    "mixtral": Family(measured=True, moe=MoE(num_experts="num_local_experts", intermediate_size="intermediate_size")),
+    "qwen3_moe": Family(measured=True, qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, moe=MoE(), layers=planned(qwen_windows, qwen_sparse)),
+    "deepseek_v2": Family(measured=True, attention=latent_attention, qkv_bias="attention_bias", mlp_bias="mlp_bias", rotary="interleaved", sliding=False,
                           moe=MoE(**DEEPSEEK), layers=planned(mlps=dense_first)),
-    "deepseek_v3": Family(attention=latent_attention, qkv_bias="attention_bias", rotary="interleaved", sliding=False,
+    "deepseek_v3": Family(measured=True, attention=latent_attention, qkv_bias="attention_bias", rotary="interleaved", sliding=False,
                           moe=MoE(**DEEPSEEK), layers=planned(mlps=dense_first)),
     "gpt_oss": Family(
-        norm="rms-fp32-weight", qkv_bias="attention_bias", o_bias="attention_bias", layers=planned(every("", 2)),
+        measured=True,
+        norm="rms-fp32-weight", qkv_bias="attention_bias", o_bias="attention_bias", layers=planned(every(2)),
         attention_extra=lambda keys, attention: (Weight("sinks", attention.num_attention_heads),),
         moe=MoE(num_experts="num_local_experts", intermediate_size="intermediate_size", router="router", router_bias=True, expert_bias=True),
     ),
