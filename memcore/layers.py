@@ -1,0 +1,440 @@
+"""A decoder layer as a list of operations, for every family and every training method.
+
+`Layers` runs a block's forward pass on a tape: it finds the modules by their role, wraps them in the adapters and the
+quantization of the run, and calls the operations in the order the library's own code does. What the layer keeps, what
+one recomputation holds and where its peak is all follow from that; there is no closed form per family.
+
+Source of the orders: transformers 5.24 `models/*/modeling_*.py`, peft 0.21 `tuners/lora/{layer,bnb}.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from . import operations as op
+from .architecture import Block, Experts, Linear, ModelArchitecture, Norm, Weight
+from .tape import INDEX, ONE, RANK, RANK_TOKENS, SEQUENCE, TOKENS, Tape, Tensor
+
+FLOAT32, HALF = op.FLOAT32, op.HALF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """How a run treats a model's modules: everything about a Scenario that decides which tensors there are, and no sizes."""
+
+    trains_base: bool
+    """Full fine-tuning: every weight gets a gradient."""
+    adapters: bool
+    targets: tuple[str, ...] | None
+    """Module names that get an adapter; None: every linear module of the layers."""
+    saved_modules: tuple[str, ...]
+    weight_width: int
+    """Bytes of a weight that is not quantized."""
+    norm_width: int
+    outer_width: int
+    """Bytes of an embedding or head weight; 4 where k-bit preparation upcasts them."""
+    adapter_width: int
+    quantization: str
+    """Family of the quantization: "none", "bitsandbytes", "gptq", "mlx"; bitsandbytes also "int8"."""
+    double_quant: bool
+    quantizes_head: bool
+    autocast: bool
+    dropout: bool
+    checkpointing: str
+    attention: str
+    masked: bool
+    """The length reaches a sliding window: PyTorch's SDPA gets a mask."""
+    loss: str
+    fused_kernels: bool
+    repeats_kv: bool
+    """The library copies k and v to the number of query heads before a flash kernel."""
+    casts_quantized_input: bool
+    """PEFT before 0.15 casts the input of an adapter on a quantized layer under autocast too."""
+    holds_outputs: bool
+    upcasts_in_head: bool
+    """Transformers before 4.46 upcast the logits in the model's forward pass and copied them for the shift."""
+    lora_keeps_output: bool
+    shares_dropped_input: bool
+    splits_loss: bool
+    """torchtune and lit-gpt compute the loss in chunks of logits."""
+
+
+@cache
+def by_role(block: Block) -> dict[str, Linear | Norm]:
+    """The modules of a block that `Layers` looks for: linears by their role, norms by their role and "_norm"."""
+    return {m.role + ("_norm" if isinstance(m, Norm) else ""): m for m in block.modules if isinstance(m, (Norm, Linear)) and m.role != "other"}
+
+
+class Layers:
+    """The forward passes of one model's layers under one flow, on one tape."""
+
+    def __init__(self, model: ModelArchitecture, flow: Flow, tape: Tape):
+        self.model, self.flow, self.tape = model, flow, tape
+        self.cos: Tensor | None = None
+        self.sin: Tensor | None = None
+
+    # ---- parameters
+
+    def parameter(self, elements, width: int, trains: bool) -> Tensor:
+        return self.tape.leaf(elements, width, requires_grad=trains, keeps=True)
+
+    def weight(self, parameter: Tensor, key: object = None) -> Tensor:
+        """The weight as a matrix product sees it: a 16-bit copy under autocast, cached where it trains."""
+        if not self.tape.autocast or parameter.width == HALF:
+            return parameter
+        if not parameter.requires_grad:
+            return op.cast(self.tape, parameter, HALF, INDEX["weight_casts"])
+        cached = self.tape.cast_cache.get(key)
+        if cached is None:
+            cached = op.cast(self.tape, parameter, HALF, INDEX["weight_casts"])
+            self.tape.cast_cache[key] = cached
+        return cached
+
+    # ---- modules
+
+    def base_linear(self, m: Linear, x: Tensor, *, trains: bool | None = None, width: int | None = None) -> Tensor:
+        flow, tape = self.flow, self.tape
+        rows = self._rows(x, m.in_features)
+        out = rows * m.out_features
+        trains = flow.trains_base if trains is None else trains
+        if self._quantized(m):
+            inside = op.cast(tape, x, HALF)
+            elements = ONE * m.weight_parameters
+            scratch = elements / 64 if flow.double_quant else None
+            result = op.matmul_dequantized(tape, inside, elements, out, scratch=scratch, keeps_input=flow.quantization == "int8")
+            del inside
+            return result if tape.autocast else op.cast(tape, result, x.width)
+        width = flow.weight_width if width is None else width
+        weight = self.weight(self.parameter(ONE * m.weight_parameters, width, trains), (id(m), "weight"))
+        bias = self.weight(self.parameter(ONE * m.out_features, width, trains), (id(m), "bias")) if m.bias else None
+        if tape.autocast:
+            x = op.cast(tape, x, HALF)
+        return op.matmul(tape, x, weight, out, bias=bias)
+
+    def linear(self, m: Linear, x: Tensor) -> Tensor:
+        flow, tape = self.flow, self.tape
+        if not self.adapted(m):
+            return self.base_linear(m, x)
+        result = self.base_linear(m, x)
+        if self._quantized(m):
+            result = op.clone(tape, result)
+            convert = not tape.autocast
+            expected = result.width
+            if convert or flow.casts_quantized_input:
+                x = op.cast(tape, x, flow.adapter_width)
+            output = self._adapter(m, x)
+            if convert:
+                output = op.cast(tape, output, expected)
+            return op.add(tape, result, output)
+        width = result.width
+        x = op.cast(tape, x, flow.adapter_width)
+        result = op.add(tape, result, self._adapter(m, x))
+        return op.cast(tape, result, width)
+
+    def _adapter(self, m: Linear, x: Tensor) -> Tensor:
+        """lora_B(lora_A(dropout(x))) * scaling."""
+        flow, tape = self.flow, self.tape
+        rows = self._rows(x, m.in_features)
+        a = self.weight(self.parameter(RANK * m.in_features, flow.adapter_width, True), (id(m), "lora_A"))
+        b = self.weight(self.parameter(RANK * m.out_features, flow.adapter_width, True), (id(m), "lora_B"))
+        if flow.dropout:
+            x = op.dropout(tape, x)
+        if tape.autocast:
+            x = op.cast(tape, x, HALF)
+        inner = op.matmul(tape, x, a, self._ranked(rows))
+        del x
+        return op.scale(tape, op.matmul(tape, inner, b, rows * m.out_features))
+
+    def norm(self, m: Norm, x: Tensor, width: int | None = None) -> Tensor:
+        flow, tape = self.flow, self.tape
+        rows = x.elements / m.size
+        width = flow.norm_width if width is None else width
+        weight = self.parameter(ONE * m.size, width, flow.trains_base) if m.weight else None
+        if flow.fused_kernels:
+            return op.fused_norm(tape, x, weight, rows)
+        if m.kind == "layer":
+            bias = self.parameter(ONE * m.size, width, flow.trains_base) if m.bias else None
+            return op.layer_norm(tape, x, weight, rows, bias)
+        return op.rms_norm(tape, x, weight, rows, fp32_weight=m.kind == "rms-fp32-weight")
+
+    def adapted(self, m: Linear) -> bool:
+        if not self.flow.adapters or m.kind == "router":
+            return False
+        return self.flow.targets is None or m.name in self.flow.targets
+
+    def _quantized(self, m: Linear) -> bool:
+        if self.flow.quantization == "none" or m.kind != "linear":
+            return False
+        return self.flow.quantizes_head or m is not self.model.lm_head
+
+    def _rows(self, x: Tensor, size: int) -> np.ndarray:
+        return x.elements / size
+
+    def _ranked(self, rows: np.ndarray) -> np.ndarray:
+        """`rows` times the rank: tokens become rank*tokens."""
+        return rows[1] * RANK_TOKENS
+
+    # ---- one layer
+
+    def forward(self, block: Block, x: Tensor) -> Tensor:
+        roles = by_role(block)
+        return self._parallel(block, roles, x) if block.parallel else self._sequential(block, roles, x)
+
+    def _sequential(self, block: Block, roles: dict, x: Tensor) -> Tensor:
+        tape = self.tape
+        if block.mixers:
+            residual = x
+            x = self._residual_norm(roles, "input", x)
+            x = self._mix(block, roles, x)
+            x = self._residual_norm(roles, "post_attention", x)
+            if block.hidden_dropout:
+                x = op.dropout(tape, x)
+            x = op.add(tape, residual, x)
+            del residual
+        if not self._has_mlp(block, roles):
+            return x
+        residual = x
+        x = self._residual_norm(roles, "pre_mlp", x)
+        x = self._mlp(block, roles, x)
+        x = self._residual_norm(roles, "post_mlp", x)
+        if block.hidden_dropout:
+            x = op.dropout(tape, x)
+        return op.add(tape, residual, x)
+
+    def _parallel(self, block: Block, roles: dict, x: Tensor) -> Tensor:
+        """GPT-NeoX, Falcon, Phi, Cohere: attention and MLP read the layer's input, through one norm or two."""
+        tape = self.tape
+        normed = self._residual_norm(roles, "input", x)
+        attention = self._mix(block, roles, normed)
+        if "pre_mlp_norm" in roles:
+            del normed
+            normed = self._residual_norm(roles, "pre_mlp", x)
+        mlp = self._mlp(block, roles, normed)
+        del normed
+        mlp = op.add(tape, mlp, attention)
+        del attention
+        return op.add(tape, mlp, x)
+
+    def _residual_norm(self, roles: dict, role: str, x: Tensor) -> Tensor:
+        norm = roles.get(role + "_norm")
+        return x if norm is None else self.norm(norm, x)
+
+    @staticmethod
+    def _has_mlp(block: Block, roles: dict) -> bool:
+        return "down" in roles or any(isinstance(m, Experts) for m in block.modules)
+
+    # ---- token mixers
+
+    def _mix(self, block: Block, roles: dict, x: Tensor) -> Tensor:
+        outs = [getattr(self, MIXERS.get(mixer, "_unmeasured_mixer"))(block, roles, x) for mixer in block.mixers]
+        out = outs.pop()
+        while outs:
+            out = op.add(self.tape, outs.pop(), out)
+        return out
+
+    def _attention(self, block: Block, roles: dict, x: Tensor) -> Tensor:
+        tape, shape = self.tape, block.attention
+        q, k, v = self._project(block, roles, x)
+        if "q_norm" in roles:
+            q = self.norm(roles["q_norm"], q)
+        if "k_norm" in roles:
+            k = self.norm(roles["k_norm"], k)
+        copied = block.rotary in ("cat",) or (block.rotary == "interleaved" and 0 < shape.rotary_dim < shape.head_dim)
+        if block.rotary:
+            cos, sin = self._rotation(block)
+            q, k = self._rotate(block, q, cos, sin, copied), self._rotate(block, k, cos, sin, copied)
+            del cos, sin
+        out = self._attend(block, q, k, v)
+        if copied:
+            out = op.clone(tape, out)
+        del q, k, v
+        return self.linear(roles["o"], out)
+
+    def _project(self, block: Block, roles: dict, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tape, shape = self.tape, block.attention
+        if "qkv" in roles:
+            fused = self.linear(roles["qkv"], x)
+            sizes = [TOKENS * n for n in (shape.query_size, shape.key_size, shape.value_size)]
+            if block.parallel and shape.num_key_value_heads == 1:  # Falcon: k and v are picked by index, which copies
+                return op.narrow(tape, fused, sizes[0]), op.clone(tape, op.narrow(tape, fused, sizes[1])), op.clone(tape, op.narrow(tape, fused, sizes[2]))
+            if block.rotary == "cat" and not block.parallel:  # Phi-3: three slices
+                return tuple(op.narrow(tape, fused, size) for size in sizes)
+            return tuple(op.split(tape, fused, sizes))
+        q = op.view(tape, self.linear(roles["q"], x))
+        k = op.view(tape, self.linear(roles["k"], x))
+        v = op.view(tape, self.linear(roles["v"] if "v" in roles else roles["k"], x))
+        return q, k, v
+
+    def _rotation(self, block: Block) -> tuple[Tensor, Tensor]:
+        return self.cos, self.sin
+
+    def _rotate(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, copied: bool) -> Tensor:
+        if self.flow.fused_kernels:
+            return op.scale(self.tape, x)
+        part = x.elements * (block.attention.rotary_dim / block.attention.head_dim)
+        return op.rotate(self.tape, x, cos, sin, part=part, concatenate_rest=copied)
+
+    def _attend(self, block: Block, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        flow, tape, shape = self.flow, self.tape, block.attention
+        heads, rows = shape.num_attention_heads, TOKENS
+        grouped = shape.num_key_value_heads != heads
+        out_elements = TOKENS * (heads * shape.value_head_dim)
+        sinks = any(isinstance(m, Weight) and m.name == "sinks" for m in block.modules)
+        if tape.autocast and flow.attention != "eager":
+            q, k, v = (op.cast(tape, t, HALF) for t in (q, k, v))
+        if flow.attention == "eager" or sinks:
+            if grouped:
+                k, v = op.repeat_heads(tape, k, TOKENS * heads * shape.head_dim), op.repeat_heads(tape, v, out_elements)
+            if tape.autocast:
+                q, k, v = (op.cast(tape, t, HALF) for t in (q, k, v))
+            return op.eager_attention(tape, q, k, v, out_elements, heads=heads, softcap=shape.softcap, attention_dropout=shape.dropout > 0, sinks=sinks)
+        masked = flow.attention == "sdpa" or (flow.masked and shape.sliding_window > 0 and not shape.softcap)
+        unequal = shape.head_dim != shape.value_head_dim
+        if q.width == FLOAT32 and grouped and not masked:  # no kernel takes float32 with grouped heads: the math path
+            return self._math_attention(block, q, k, v)
+        if masked or unequal or q.width == FLOAT32 or (block.parallel and shape.num_key_value_heads == 1):
+            if grouped and shape.num_key_value_heads > 1:
+                k, v = op.repeat_heads(tape, k, TOKENS * heads * shape.head_dim), op.repeat_heads(tape, v, out_elements)
+            return op.efficient_attention(
+                tape, q, k, v, out_elements, heads=heads, head_dim=shape.head_dim, rows=rows,
+                bias=masked or (block.parallel and shape.num_key_value_heads == 1), bias_per_sequence=flow.attention == "sdpa",
+            )
+        if flow.repeats_kv and grouped:
+            k, v = op.repeat_heads(tape, k, TOKENS * heads * shape.head_dim), op.repeat_heads(tape, v, out_elements)
+            grouped = False
+        return op.flash_attention(tape, q, k, v, heads=heads, head_dim=shape.head_dim, rows=rows, grouped=grouped)
+
+    def _math_attention(self, block: Block, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """SDPA's own fallback in float32: scaled q and k, heads repeated, probabilities kept."""
+        tape, shape = self.tape, block.attention
+        heads = shape.num_attention_heads
+        wide = TOKENS * heads * shape.head_dim
+        k, v = op.repeat_heads(tape, k, wide), op.repeat_heads(tape, v, wide)
+        q, k = op.scale(tape, q), op.scale(tape, k)
+        scores = op._batched(tape, q, k, op.SCORES * heads, op.SCORES_TERM)
+        scores = op.shift_scores(tape, scores)
+        weights = op._unary(tape, scores, (None,), term=op.SCORES_TERM)
+        del scores
+        return op._batched(tape, weights, v, wide, op.WORKING)
+
+    def _latent_attention(self, block: Block, roles: dict, x: Tensor) -> Tensor:
+        """DeepSeek: queries and key-values through low-rank projections; a part of each head is rotated and shared."""
+        tape, shape = self.tape, block.attention
+        heads, rope = shape.num_attention_heads, shape.rotary_dim
+        nope = shape.head_dim - rope
+        if "q_b" in roles:
+            q = self.linear(roles["q_b"], self._residual_norm(roles, "q_a", self.linear(roles["q_a"], x)))
+        else:
+            q = self.linear(roles["q"], x)
+        q = op.view(tape, q)
+        q_nope, q_rope = op.split(tape, q, [TOKENS * heads * nope, TOKENS * heads * rope])
+        low = roles["kv_a"]
+        compressed = self.linear(low, x)
+        latent, k_rope = op.split(tape, compressed, [TOKENS * (low.out_features - rope), TOKENS * rope])
+        latent = self._residual_norm(roles, "kv_a", latent)
+        expanded = op.view(tape, self.linear(roles["kv_b"], latent))
+        k_nope, v = op.split(tape, expanded, [TOKENS * heads * nope, TOKENS * heads * shape.value_head_dim])
+        q_rope = op.multiply(tape, q_rope, self.cos) if rope else q_rope
+        k_rope = op.multiply(tape, k_rope, self.cos) if rope else k_rope
+        k_rope = op.repeat_heads(tape, k_rope, TOKENS * heads * rope)
+        q, k = op.concatenate(tape, [q_nope, q_rope]), op.concatenate(tape, [k_nope, k_rope])
+        del q_nope, q_rope, k_nope, k_rope
+        out = self._attend(block, q, k, v)
+        del q, k, v
+        return self.linear(roles["o"], out)
+
+    def _unmeasured_mixer(self, block: Block, roles: dict, x: Tensor) -> Tensor:
+        """State-space, recurrent and convolution mixers: every linear's input and output kept, float32 states beside.
+
+        Not measured: the architecture says so in `uncertain`.
+        """
+        tape = self.tape
+        linears = [m for m in block.modules if isinstance(m, Linear) and m.role in ("other", "q", "k", "v", "o")]
+        size = self.model.hidden_size
+        inner = max((m.out_features for m in linears), default=size)
+        entry = Linear("mixer", "other", size, inner)
+        h = self.linear(entry, x) if not linears else self.linear(linears[0], x) if linears[0].in_features == size else self.base_linear(entry, x)
+        h = op.activation(tape, h, "silu")
+        h = op.multiply(tape, h, self._gate(h))
+        back = Linear("mixer_out", "other", int(h.elements[1]), size)
+        return self.base_linear(back, h)
+
+    def _gate(self, x: Tensor) -> Tensor:
+        return op.clone(self.tape, x)
+
+    # ---- MLP and experts
+
+    def _mlp(self, block: Block, roles: dict, x: Tensor) -> Tensor:
+        experts = next((m for m in block.modules if isinstance(m, Experts)), None)
+        if experts is not None:
+            return self._mixture(block, roles, experts, x)
+        return self._dense(block, roles, x, "")
+
+    def _dense(self, block: Block, roles: dict, x: Tensor, prefix: str) -> Tensor:
+        tape = self.tape
+        down = roles[prefix + "down"]
+        if prefix + "gate_up" in roles:
+            both = self.linear(roles[prefix + "gate_up"], x)
+            gate, up = op.split(tape, both, [both.elements / 2, both.elements / 2])
+            del both
+            up = op.multiply(tape, up, op.activation(tape, gate, block.activation))
+            return self.linear(down, up)
+        if prefix + "gate" in roles:
+            gate = op.activation(tape, self.linear(roles[prefix + "gate"], x), block.activation)
+            return self.linear(down, self._product(gate, self.linear(roles[prefix + "up"], x)))
+        h = self.linear(roles[prefix + "up"], x)
+        h = op.activation(tape, h, block.activation)
+        return self.linear(down, h)
+
+    def _product(self, gate: Tensor, up: Tensor) -> Tensor:
+        return op.multiply(self.tape, gate, up)
+
+    def _mixture(self, block: Block, roles: dict, experts: Experts, x: Tensor) -> Tensor:
+        """Router, `experts_per_token` experts for each token (grouped products), and the shared expert beside them."""
+        flow, tape = self.flow, self.tape
+        residual = x
+        k = experts.experts_per_token
+        router = roles["router"]
+        logits = self.base_linear(router, x)
+        probabilities = op._unary(tape, op.cast(tape, logits, FLOAT32), (None,))
+        del logits
+        top = op.narrow(tape, probabilities, TOKENS * k)
+        del probabilities
+        weights = op.scale(tape, top)
+        index = tape.new(TOKENS * k, 8)
+        routed = op.repeat_heads(tape, x, TOKENS * (k * experts.hidden_size))
+        wide = experts.intermediate_size * (2 if experts.gated else 1)
+        up_weight = self.parameter(ONE * (experts.num_experts * wide * experts.hidden_size), flow.weight_width, flow.trains_base)
+        down_weight = self.parameter(ONE * (experts.num_experts * experts.intermediate_size * experts.hidden_size), flow.weight_width, flow.trains_base)
+        both = op.matmul(tape, routed, up_weight, TOKENS * (k * wide))
+        del routed
+        if experts.gated:
+            gate, up = op.split(tape, both, [both.elements / 2, both.elements / 2])
+            del both
+            inner = op.multiply(tape, op.activation(tape, gate, block.activation), up)
+            del gate, up
+        else:
+            inner = op.activation(tape, both, block.activation)
+            del both
+        out = op.matmul(tape, inner, down_weight, TOKENS * (k * experts.hidden_size))
+        del inner
+        out = op.multiply(tape, out, weights)
+        del weights, index
+        out = op.cast(tape, op._unary(tape, out, (), elements=TOKENS * experts.hidden_size), x.width)
+        if "shared_down" in roles:
+            out = op.add(tape, out, self._dense(block, roles, residual, "shared_"))
+        return out
+
+    # ---- positions
+
+    def rotary_tables(self, width: int) -> None:
+        """cos and sin for every position: made once a step, shared by all layers."""
+        rotary = max((b.attention.rotary_dim for b in self.model.distinct_layers if b.attention is not None), default=0)
+        if rotary:
+            self.cos, self.sin = (self.tape.new(SEQUENCE * rotary, width) for _ in range(2))
+
+
+MIXERS = {"attention": "_attention", "latent_attention": "_latent_attention"}

@@ -1,0 +1,279 @@
+"""What a training run holds whatever step it is in: weights, adapters, master copies, gradients, optimizer states.
+
+`tensors` lists a model's parameter tensors as a run stores them; each term is one function of that list, in bytes, as a
+vector over `tape.BASIS` (adapters grow with the rank). `TERMS` names every term of a breakdown, those of the step
+(`tape.TERMS`) included: the chart, the table, the CSV and the method page are made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from .architecture import Embedding, Experts, Linear, ModelArchitecture, Norm, Weight
+from .catalog import Optimizer, Precision, Quantization
+from .tape import ONE, RANK, TOKENS
+
+FLOAT32, HALF, INT64 = 4, 2, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One line of the breakdown."""
+
+    key: str
+    label: str
+    group: str
+    """Which of the chart's colours it belongs to."""
+    formula: str
+    """In words and letters; the table puts the numbers in."""
+    meaning: str
+    source: str
+
+
+_AUTOGRAD = "PyTorch autograd: tools/autograd/derivatives.yaml"
+TERMS = (
+    Term("weights", "Weights", "weights", "parameters x bytes per weight", "The model itself: 2 bytes per parameter in 16 bits, about 0.52 where NF4 stores a linear layer.", "ZeRO (Rajbhandari et al. 2019), section 3.1; QLoRA (Dettmers et al. 2023), section 3"),
+    Term("adapters", "Adapters", "weights", "rank x (in + out) per adapted matrix x bytes", "LoRA's two small matrices, float32 in PEFT, and full copies of modules_to_save.", "LoRA (Hu et al. 2021), section 4.1"),
+    Term("master_weights", "Float32 master copy", "optimizer", "trained parameters x 4", "Kept by mixed-precision recipes so that small updates are not lost.", "Mixed Precision Training (Micikevicius et al. 2018); ZeRO, section 3.1"),
+    Term("gradients", "Gradients", "gradients", "trained parameters x bytes per gradient", "One number for each trained parameter, from its layer's backward pass to the optimizer step.", "ZeRO, section 3.1"),
+    Term("optimizer_states", "Optimizer states", "optimizer", "trained parameters x bytes of their moments", "Adam keeps two moments for each trained parameter.", "Adam (Kingma and Ba 2015); 8-bit Optimizers (Dettmers et al. 2022)"),
+    Term("optimizer_temporaries", "Optimizer temporaries", "optimizer", "copies made during the step", "What the optimizer allocates while it steps and frees at once.", "torch.optim, foreach implementation"),
+    Term("checkpoints", "Layer inputs kept (checkpointing)", "activations", "layers x tokens x hidden size x bytes", "Under gradient checkpointing only the input of each layer is kept.", "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost"),
+    Term("activations", "Activations", "activations", "tokens x bytes kept per token, over the layers", "Tensors of the forward pass that autograd keeps for the backward pass.", _AUTOGRAD),
+    Term("recomputed", "One layer, recomputed", "activations", "tokens x bytes kept per token of one layer", "Under gradient checkpointing one layer's activations exist again during its backward pass.", _AUTOGRAD),
+    Term("working", "Working tensors", "activations", "outputs and gradients of the operation at work", "Outputs, gradients and temporaries of the operation that runs at the peak.", _AUTOGRAD),
+    Term("attention_scores", "Attention scores", "activations", "batch x heads x length x length x bytes", "Stored only where no flash kernel runs; they grow with the square of the length.", "FlashAttention (Dao et al. 2022)"),
+    Term("logits", "Logits and loss", "logits", "tokens x vocabulary x bytes", "The head's output, its float32 copies and their gradients: up to 14 bytes for each token and vocabulary entry.", "Cut Your Losses in Large-Vocabulary Language Models (Wijmans et al. 2025)"),
+    Term("weight_casts", "16-bit copies of weights", "overhead", "float32 weights at work x 2", "Autocast copies float32 weights to 16 bits and keeps the copies for the backward pass.", "torch.autocast"),
+    Term("dequantized", "One matrix, dequantized", "overhead", "largest quantized matrix at work x 2", "Quantized weights are unpacked to 16 bits, one matrix at a time, at every use.", "QLoRA, section 3"),
+    Term("gathered", "Gathered weights", "overhead", "unsharded layers at work x bytes", "Under FSDP and ZeRO-3 the layers at work are whole on every GPU.", "FSDP (Zhao et al. 2023), section 3"),
+    Term("buckets", "Communication buckets", "overhead", "bucket size x 2", "Gradients are reduced through flat buffers.", "DeepSpeed ZeRO configuration, reduce_bucket_size"),
+    Term("inputs", "Token ids and labels", "overhead", "tokens x 16", "Two 64-bit integers for each token.", "PyTorch data types"),
+)
+LEDGER = {t.key: t for t in TERMS}
+TERM_INDEX = {t.key: i for i, t in enumerate(TERMS)}
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTensor:
+    """One parameter tensor, or several alike."""
+
+    elements: float
+    """Elements, or elements per rank where `of_rank`."""
+    rows: int
+    """Of the matrix, 0 for a vector; what factored optimizers keep."""
+    copies: int
+    width: float
+    """Bytes of an element, block scales included."""
+    trains: bool
+    group: str
+    """"weights" or "adapters"."""
+    overhead: float = 0.0
+    """Bytes once per tensor: row scales, code books."""
+    of_rank: bool = False
+    in_layer: bool = False
+    part: str = ""
+    """"embedding", "head", "layer" or "": where sharding and gathering need to know."""
+    quantized: bool = False
+
+    @property
+    def basis(self) -> np.ndarray:
+        return RANK if self.of_rank else ONE
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """How a run stores parameters: the rows of its tables and the choices that decide which tensors there are."""
+
+    method: str
+    precision: Precision
+    quantization: Quantization
+    optimizer: Optimizer
+    adapter_width: int
+    targets: tuple[str, ...] | None
+    saved: tuple[str, ...]
+    prepare_kbit: str
+    quantizes_head: bool
+
+
+@lru_cache(maxsize=2048)
+def tensors(model: ModelArchitecture, storing: Storing) -> tuple[ParameterTensor, ...]:
+    """Every parameter tensor of the model and its adapters, as the run stores them."""
+    return tuple(_tensors(model, storing))
+
+
+def _tensors(model: ModelArchitecture, s: Storing) -> Iterator[ParameterTensor]:
+    width = s.precision.weight_bytes
+    upcast = {"none": (width, width), "norms-fp32": (width, FLOAT32), "all-fp32": (FLOAT32, FLOAT32)}[s.prepare_kbit]
+    outer, norm = upcast
+    trains = s.method == "full"
+    adapts = s.method != "full"
+
+    def plain(elements: int, rows: int, copies: int, w: float, part: str = "", in_layer: bool = False) -> ParameterTensor:
+        return ParameterTensor(elements, rows, copies, w, trains, "weights", part=part, in_layer=in_layer)
+
+    shared: set[str] = set()
+    for block, count in model.distinct_layers.items():
+        for m in block.modules:
+            copies = count
+            if block.shares and m.name.startswith(block.shares):
+                if m.name in shared:
+                    continue
+                shared.add(m.name)
+                copies = 1
+            yield from _module(m, copies, s, width, outer, norm, trains, adapts)
+    yield plain(model.embed_tokens.parameters, model.embed_tokens.num_embeddings, 1, _embedding_width(s, outer), "embedding")
+    if model.final_norm is not None:
+        yield from _module(model.final_norm, 1, s, width, outer, norm, trains, False)
+    head = model.lm_head
+    if not model.tie_word_embeddings:
+        if s.quantizes_head and s.quantization.family != "none":
+            yield _quantized(head, 1, s, "head")
+        else:
+            yield plain(head.weight_parameters, head.out_features, 1, outer, "head")
+    if head.bias:
+        yield plain(head.out_features, 0, 1, outer)
+    for m in model.extra:
+        yield from _module(m, 1, s, width, outer, norm, trains, False)
+    for tower in model.towers:
+        yield ParameterTensor(tower.parameters, 0, 1, outer, False, "weights")
+    for name in s.saved:
+        size = model.embed_tokens.parameters if name == "embed_tokens" else head.weight_parameters
+        yield ParameterTensor(size, model.vocab_size, 1, width, True, "adapters", part="saved")
+
+
+def _embedding_width(s: Storing, outer: float) -> float:
+    return s.quantization.bytes_per_weight if s.quantization.quantizes_embedding else outer
+
+
+def _module(m, copies: int, s: Storing, width: int, outer: float, norm: float, trains: bool, adapts: bool) -> Iterator[ParameterTensor]:
+    if isinstance(m, Norm):
+        if m.weight:
+            yield ParameterTensor(m.size, 0, copies, norm, trains, "weights", in_layer=True)
+        if m.bias:
+            yield ParameterTensor(m.size, 0, copies, norm, trains, "weights", in_layer=True)
+    elif isinstance(m, Linear):
+        if s.quantization.family != "none" and m.kind == "linear":
+            yield _quantized(m, copies, s, "layer")
+        else:
+            yield ParameterTensor(m.weight_parameters, m.out_features, copies, outer, trains, "weights", in_layer=True)
+        if m.bias:
+            yield ParameterTensor(m.out_features, 0, copies, outer, trains, "weights", in_layer=True)
+        if adapts and m.kind != "router" and (s.targets is None or m.name in s.targets):
+            for side in (m.in_features, m.out_features):
+                yield ParameterTensor(side, side, copies, s.adapter_width, True, "adapters", of_rank=True, in_layer=True)
+    elif isinstance(m, Experts):
+        wide = m.intermediate_size * (2 if m.gated else 1)
+        if m.fused:
+            for rows, columns in ((wide, m.hidden_size), (m.hidden_size, m.intermediate_size)):
+                yield ParameterTensor(m.num_experts * rows * columns, m.num_experts * rows, copies, outer, trains, "weights", in_layer=True)
+        else:
+            for rows, columns in ((m.intermediate_size, m.hidden_size),) * (2 if m.gated else 1) + ((m.hidden_size, m.intermediate_size),):
+                part = Linear(m.name, "other", columns, rows)
+                if s.quantization.family != "none":
+                    yield _quantized(part, copies * m.num_experts, s, "layer")
+                else:
+                    yield ParameterTensor(rows * columns, rows, copies * m.num_experts, outer, trains, "weights", in_layer=True)
+        if m.bias:
+            yield ParameterTensor(m.parameters - m.weight_parameters, 0, copies, outer, trains, "weights", in_layer=True)
+    elif isinstance(m, Embedding):
+        yield ParameterTensor(m.parameters, m.num_embeddings, copies, outer, trains, "weights")
+    elif isinstance(m, Weight):
+        yield ParameterTensor(m.parameters, 0, copies, outer, trains, "weights", in_layer=True)
+
+
+def _quantized(m: Linear, copies: int, s: Storing, part: str) -> ParameterTensor:
+    q = s.quantization
+    overhead = m.out_features * q.row_bits / 8 + q.tensor_bytes
+    return ParameterTensor(m.weight_parameters, m.out_features, copies, q.bytes_per_weight, False, "weights", overhead, in_layer=part == "layer", part=part, quantized=True)
+
+
+def weight_bytes(parts: tuple[ParameterTensor, ...], group: str) -> np.ndarray:
+    """Bytes of the stored parameters of one group."""
+    return _sum(p.basis * (p.copies * p.elements * p.width) + ONE * (p.copies * p.overhead) for p in parts if p.group == group)
+
+
+def trained_parameters(parts: tuple[ParameterTensor, ...]) -> np.ndarray:
+    """How many parameters get gradients."""
+    return _sum(p.basis * (p.copies * p.elements) for p in parts if p.trains)
+
+
+def gradient_bytes(parts: tuple[ParameterTensor, ...], s: Storing) -> np.ndarray:
+    """A gradient has its parameter's dtype, unless the recipe keeps wider ones."""
+    return _sum(p.basis * (p.copies * p.elements * _gradient_width(p, s)) for p in parts if p.trains)
+
+
+def _gradient_width(p: ParameterTensor, s: Storing) -> float:
+    return max(p.width, s.precision.gradient_bytes) if p.group == "weights" else p.width
+
+
+def master_bytes(parts: tuple[ParameterTensor, ...], s: Storing) -> np.ndarray:
+    """The float32 copy of every trained parameter that is not float32 itself."""
+    return _sum(p.basis * (p.copies * p.elements * s.precision.master_bytes) for p in parts if p.trains and p.width < FLOAT32)
+
+
+def _moment_width(p: ParameterTensor, s: Storing) -> float:
+    if p.group == "adapters" and p.part != "saved":
+        return max(p.width, s.precision.moment_bytes if s.precision.master_bytes else 0)
+    return max(s.precision.moment_bytes, p.width)
+
+
+def optimizer_bytes(parts: tuple[ParameterTensor, ...], s: Storing) -> np.ndarray:
+    """Moments by kind: in the parameter's dtype, float32, or 8-bit blocks; and a step counter where it lives on the device."""
+    o = s.optimizer
+    total = ONE * 0.0
+    for p in parts:
+        if not p.trains:
+            continue
+        matrix = p.rows > 0
+        moments = o.moments_block_matrices if matrix and p.in_layer else o.moments
+        per_element = moments * _moment_width(p, s)
+        small = p.elements < o.min_8bit_elements and not p.of_rank
+        if o.moments_8bit:
+            per_element += o.moments_8bit * (FLOAT32 if small else 1 + FLOAT32 / o.block_size)
+        per_element += o.moments_fp32 * FLOAT32
+        if o.paged_min_elements and (p.of_rank or p.elements >= o.paged_min_elements):
+            per_element = 0.0
+        if o.low_rank and matrix and p.in_layer:
+            columns = p.elements / p.rows if not p.of_rank else 1
+            long, short = max(p.rows, columns), min(p.rows, columns)
+            rank = min(o.low_rank, short)
+            total = total + ONE * (p.copies * rank * (long * moments + short) * _moment_width(p, s))
+            continue
+        if o.factored:
+            columns = p.elements / p.rows if matrix and not p.of_rank else 0
+            size = (p.rows + columns) if matrix else p.elements
+            total = total + (ONE * (p.copies * size * FLOAT32) + (RANK * (p.copies * FLOAT32) if p.of_rank else 0))
+            continue
+        total = total + p.basis * (p.copies * p.elements * per_element) + ONE * (p.copies * o.step_bytes_per_tensor)
+    return total
+
+
+def optimizer_temporary_bytes(parts: tuple[ParameterTensor, ...], s: Storing) -> np.ndarray:
+    """What is alive only while the optimizer steps: copies of all trained parameters (foreach), or of the largest tensor."""
+    o = s.optimizer
+    trained = [p for p in parts if p.trains]
+    if o.temporaries == "none" or not trained:
+        return ONE * 0.0
+    widths = {"fp32": lambda p: FLOAT32, "bf16": lambda p: HALF, "state": lambda p: _moment_width(p, s)}[o.temporary_dtype]
+    if o.temporaries == "all":
+        return _sum(p.basis * (p.copies * p.elements * o.temporary_copies * widths(p)) for p in trained)
+    fixed = [p for p in trained if not p.of_rank] or trained
+    largest = max(fixed, key=lambda p: p.elements)
+    return largest.basis * (largest.elements * o.temporary_copies * widths(largest))
+
+
+def input_bytes() -> np.ndarray:
+    """Token ids and labels, 64-bit integers."""
+    return TOKENS * (2 * INT64)
+
+
+def _sum(vectors) -> np.ndarray:
+    total = ONE * 0.0
+    for v in vectors:
+        total = total + v
+    return total

@@ -1,0 +1,458 @@
+"""The operations a decoder is made of: what each allocates, keeps for its backward pass, and allocates there.
+
+Each function is one PyTorch operation (or the few that a library's module always runs together), on `tape.Tensor`s.
+The comments name what `derivatives.yaml` saves. Nothing here knows a model family or a training method.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .tape import EFFICIENT_ROWS, FLASH_ROWS, INDEX, ONE, SCORES, SQUARE, WORKING, Tape, Tensor
+
+FLOAT32, HALF, BYTE, INT64 = 4, 2, 1, 8
+SCORES_TERM, LOGITS_TERM = INDEX["attention_scores"], INDEX["logits"]
+
+
+def _unary(tape: Tape, x: Tensor, saves: tuple, *, width: int | None = None, elements=None, term: int = WORKING, scratch: int = 0) -> Tensor:
+    """One input, one output; its gradient is one new tensor, after `scratch` temporaries of the same size."""
+    out = tape.new(x.elements if elements is None else elements, width or x.width, term)
+    tape.note()
+    shape, grad_width = x.elements, x.width
+
+    def backward(tape, grads):
+        temporaries = [tape.new(shape, grad_width, term) for _ in range(scratch)]
+        grad = tape.new(shape, grad_width, term)
+        tape.note()
+        del temporaries
+        return [grad]
+
+    tape.node((x,), (out,), tuple(out if s is None else s for s in saves), backward)
+    return out
+
+
+def cast(tape: Tape, x: Tensor, width: int, term: int = WORKING) -> Tensor:
+    """x.to(dtype): nothing where the dtype is the same already; saves nothing."""
+    return x if x.width == width else _unary(tape, x, (), width=width, term=term)
+
+
+def clone(tape: Tape, x: Tensor) -> Tensor:
+    """A copy whose gradient is passed on as it is."""
+    out = tape.new(x.elements, x.width)
+    tape.note()
+    tape.node((x,), (out,), (), lambda tape, grads: [grads[0]])
+    return out
+
+
+def activation(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """silu, gelu and relu keep one tensor; gelu_new and relu2 are several operations in Python."""
+    if name in ("gelu_new", "gelu_fast", "quick_gelu"):
+        cube = _unary(tape, x, (x,), scratch=2)
+        inner = add(tape, x, scale(tape, cube))
+        del cube
+        tanh = _unary(tape, scale(tape, inner), (None,))
+        del inner
+        return multiply(tape, scale(tape, x), shift(tape, tanh))
+    if name in ("relu2", "relu_squared"):
+        relu = _unary(tape, x, (None,))
+        return _unary(tape, relu, (relu,), scratch=1)
+    if name == "relu":
+        return _unary(tape, x, (None,))
+    return _unary(tape, x, (x,))
+
+
+def scale(tape: Tape, x: Tensor, term: int = WORKING) -> Tensor:
+    """Times a Python number."""
+    return _unary(tape, x, (), term=term)
+
+
+def shift(tape: Tape, x: Tensor) -> Tensor:
+    """Plus a Python number: the gradient passes through."""
+    return clone(tape, x)
+
+
+def tanh_cap(tape: Tape, x: Tensor, term: int) -> Tensor:
+    """cap * tanh(x / cap): tanh keeps its result."""
+    divided = scale(tape, x, term)
+    tanh = _unary(tape, divided, (None,), term=term)
+    del divided, x
+    return scale(tape, tanh, term)
+
+
+def add(tape: Tape, a: Tensor, b: Tensor, term: int = WORKING) -> Tensor:
+    """a + b: saves nothing; both get the same gradient."""
+    out = tape.new(a.elements, max(a.width, b.width), term)
+    tape.note()
+    tape.node((a, b), (out,), (), lambda tape, grads: [grads[0], grads[0]])
+    return out
+
+
+def multiply(tape: Tape, a: Tensor, b: Tensor, term: int = WORKING) -> Tensor:
+    """a * b, b possibly broadcast: each is kept where the other needs a gradient."""
+    full, out_width = a.elements, max(a.width, b.width)
+    out = tape.new(full, out_width, term)
+    tape.note()
+    need_a, need_b, small = a.requires_grad, b.requires_grad, b.elements
+    broadcast = small is not full and not np.array_equal(small, full)
+
+    def backward(tape, grads):
+        grad_b = tape.new(full, out_width, term) if need_b else None
+        grad_a = tape.new(full, out_width, term) if need_a else None
+        tape.note()
+        return [grad_a, (grad_b, small) if broadcast and need_b else grad_b]
+
+    tape.node((a, b), (out,), (*((b,) if need_a else ()), *((a,) if need_b else ())), backward)
+    return out
+
+
+def dropout(tape: Tape, x: Tensor) -> Tensor:
+    """native_dropout: a one-byte mask is kept."""
+    out, mask = tape.new(x.elements, x.width), tape.new(x.elements, BYTE)
+    tape.note()
+    shape, width = x.elements, x.width
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad]
+
+    tape.node((x,), (out,), (mask,), backward)
+    return out
+
+
+def view(tape: Tape, x: Tensor, elements=None) -> Tensor:
+    """Another shape on the same storage: the gradient passes through as a view."""
+    out = Tensor(x.storage, x.elements if elements is None else elements, x.width, view=True)
+
+    def backward(tape, grads):
+        g = grads[0]
+        return [Tensor(g.storage, g.elements, g.width, view=True)]
+
+    tape.node((x,), (out,), (), backward)
+    return out
+
+
+def split(tape: Tape, x: Tensor, parts: list) -> list[Tensor]:
+    """chunk or split: views whose gradients are concatenated into one new tensor."""
+    outs = [Tensor(x.storage, p, x.width, view=True) for p in parts]
+    shape, width = x.elements, x.width
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad]
+
+    tape.node((x,), tuple(outs), (), backward)
+    return outs
+
+
+def narrow(tape: Tape, x: Tensor, elements) -> Tensor:
+    """x[..., a:b]: a view; its gradient is a zero-filled tensor of x's whole size."""
+    out = Tensor(x.storage, elements, x.width, view=True)
+    shape, width = x.elements, x.width
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad]
+
+    tape.node((x,), (out,), (), backward)
+    return out
+
+
+def concatenate(tape: Tape, parts: list[Tensor]) -> Tensor:
+    """torch.cat: a new tensor; its gradient is handed out as views."""
+    out = tape.new(sum(p.elements for p in parts), parts[0].width)
+    tape.note()
+    shapes = [p.elements for p in parts]
+    tape.node(tuple(parts), (out,), (), lambda tape, grads: [Tensor(grads[0].storage, s, grads[0].width, view=True) for s in shapes])
+    return out
+
+
+def matmul(tape: Tape, x: Tensor, weight: Tensor, out_elements, *, bias: Tensor | None = None, term: int = WORKING) -> Tensor:
+    """x @ weight.T (+ bias): keeps x where the weight trains, the weight where x needs a gradient."""
+    out = tape.new(out_elements, x.width, term)
+    tape.note()
+    x_shape, w_shape, width, need_x, need_w = x.elements, weight.elements, x.width, x.requires_grad, weight.requires_grad
+    b_shape = bias.elements if bias is not None and bias.requires_grad else None
+
+    def backward(tape, grads):
+        results = [None, None]
+        if need_w:
+            results[1] = tape.new(w_shape, width)
+            tape.note()
+        if need_x:
+            results[0] = tape.new(x_shape, width)
+            tape.note()
+        results = [None if r is None else Tensor(r.storage, r.elements, r.width, view=True) for r in results]
+        if b_shape is not None:
+            results.append(tape.new(b_shape, width))
+        elif bias_there:
+            results.append(None)
+        return results
+
+    bias_there = bias is not None
+    inputs = (x, weight, bias) if bias_there else (x, weight)
+    tape.node(inputs, (out,), (*((x,) if need_w else ()), *((weight,) if need_x else ())), backward)
+    return out
+
+
+def matmul_dequantized(tape: Tape, x: Tensor, weight_elements, out_elements, *, scratch=None, keeps_input: bool = False) -> Tensor:
+    """A quantized matrix unpacked to 16 bits for the product, forward and backward; nothing but the packed weight is kept."""
+    dequantized = INDEX["dequantized"]
+
+    def unpack(tape):
+        if scratch is not None:
+            scales = tape.new(scratch, FLOAT32, dequantized)
+            weight = tape.new(weight_elements, HALF, dequantized)
+            tape.note()
+            del scales
+            return weight
+        return tape.new(weight_elements, HALF, dequantized)
+
+    weight = unpack(tape)
+    out = tape.new(out_elements, x.width)
+    tape.note()
+    del weight
+    shape, width = x.elements, x.width
+
+    def backward(tape, grads):
+        weight = unpack(tape)
+        grad = tape.new(shape, width)
+        tape.note()
+        del weight
+        return [grad]
+
+    tape.node((x,), (out,), (x,) if keeps_input else (), backward)
+    return out
+
+
+def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows, *, fp32_weight: bool) -> Tensor:
+    """Llama's RMSNorm in Python: float32 input and reciprocal root are kept, and the normalised x where the weight trains.
+
+    `fp32_weight`: Gemma, OLMo 2 and gpt-oss apply the weight in float32, so what is kept for it is twice as wide.
+    """
+    width = x.width
+    x32 = cast(tape, x, FLOAT32)
+    square = _unary(tape, x32, (x32,), scratch=2)
+    variance = _unary_rows(tape, square, rows)
+    del square
+    inverse = _unary(tape, shift(tape, variance), (None,), scratch=1)
+    del variance
+    normal = multiply(tape, x32, inverse)
+    del x32, inverse
+    if weight is None:
+        return cast(tape, normal, width)
+    if fp32_weight:
+        weighted = multiply(tape, normal, _float_weight(tape, weight))
+        del normal
+        return cast(tape, weighted, width)
+    normal = cast(tape, normal, width)
+    return multiply(tape, normal, weight)
+
+
+def _float_weight(tape: Tape, weight: Tensor) -> Tensor:
+    """1 + weight.float(), a float32 vector that is kept while the product needs it."""
+    out = tape.new(weight.elements, FLOAT32)
+    shape = weight.elements
+
+    def backward(tape, grads):
+        grad = tape.new(shape, FLOAT32)
+        tape.note()
+        return [grad]
+
+    tape.node((weight,), (out,), (), backward)
+    return out
+
+
+def _unary_rows(tape: Tape, x: Tensor, rows) -> Tensor:
+    """mean(-1): one number a row; its gradient is as large as x."""
+    return _unary(tape, x, (), elements=rows)
+
+
+def layer_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows, bias: Tensor | None = None) -> Tensor:
+    """nn.LayerNorm: one kernel; input, mean and reciprocal deviation are kept. float32 under autocast."""
+    if tape.autocast:
+        x = cast(tape, x, FLOAT32)
+        weight, bias = (None if p is None else cast(tape, p, FLOAT32) for p in (weight, bias))
+    out, statistics = tape.new(x.elements, x.width), tape.new(rows * 2, FLOAT32)
+    tape.note()
+    parameters = tuple(p for p in (weight, bias) if p is not None)
+    shape, width, small = x.elements, x.width, [p.elements for p in parameters]
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad, *(tape.new(s, width) for s in small)]
+
+    tape.node((x, *parameters), (out,), (x, statistics, *parameters), backward)
+    return out
+
+
+def fused_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows) -> Tensor:
+    """A Triton norm (Liger, Unsloth): the 16-bit input and one number a row."""
+    out, statistics = tape.new(x.elements, x.width), tape.new(rows, FLOAT32)
+    tape.note()
+    shape, width = x.elements, x.width
+    small = None if weight is None else weight.elements
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad] if small is None else [grad, tape.new(small, width)]
+
+    tape.node((x,) if weight is None else (x, weight), (out,), (x, statistics), backward)
+    return out
+
+
+def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor, *, part=None, concatenate_rest: bool = False) -> Tensor:
+    """x * cos + rotate_half(x) * sin; where only a part of a head is rotated the rest is concatenated: a new tensor."""
+    rest = None
+    if concatenate_rest:
+        whole, part = x, x.elements if part is None else part
+        x = narrow(tape, whole, part)
+        rest = narrow(tape, whole, whole.elements - part)
+        del whole
+    plain = multiply(tape, x, cos)
+    turned = multiply(tape, _rotate_half(tape, x), sin)
+    del x
+    out = add(tape, plain, turned)
+    del plain, turned
+    if rest is not None:
+        rest = cast(tape, rest, out.width)
+        return concatenate(tape, [out, rest])
+    return out
+
+
+def _rotate_half(tape: Tape, x: Tensor) -> Tensor:
+    first, second = narrow(tape, x, x.elements / 2), narrow(tape, x, x.elements / 2)
+    negative = scale(tape, second)
+    del second
+    return concatenate(tape, [negative, first])
+
+
+def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, head_dim: int, rows, grouped: bool) -> Tensor:
+    """The flash kernel: q, k, v, its output and one float32 a row and head are kept.
+
+    Backward: gradients of q, k and v, and the kernel's workspaces (flash_attn `mha_bwd`): softmax_d, a float32 dq
+    accumulator padded to 128 rows and 32 (or 64) columns, and k and v gradients per query head where heads are grouped.
+    """
+    out = tape.new(q.elements, q.width)
+    statistics = tape.new(rows * heads, FLOAT32)
+    random_state = tape.new(ONE, 24)  # two int64 and an offset, once a call
+    tape.note()
+    shapes = [(t.elements, t.width) for t in (q, k, v)]
+    needs = [t.requires_grad for t in (q, k, v)]
+    step = 32 if head_dim <= 128 else 64
+    workspace = FLASH_ROWS * heads * FLOAT32 * (1 + -(-head_dim // step) * step)
+    if grouped:
+        workspace = workspace + q.elements * 2 * q.width
+
+    def backward(tape, grads):
+        results = [tape.new(*shape) for shape in shapes]
+        tape.note(workspace)
+        return [Tensor(r.storage, r.elements, r.width, view=True) if n else None for r, n in zip(results, needs, strict=True)]
+
+    tape.node((q, k, v), (out,), (q, k, v, out, statistics, random_state), backward)
+    return out
+
+
+def efficient_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int, head_dim: int, rows, bias: bool, bias_per_sequence: bool) -> Tensor:
+    """The memory-efficient kernel, which a mask, unequal head widths or float32 lead to; a mask becomes a bias in q's dtype."""
+    mask = tape.new(SCORES if bias_per_sequence else SQUARE, q.width, SCORES_TERM) if bias else None
+    out = tape.new(out_elements, q.width)
+    statistics = tape.new(rows * heads, FLOAT32)
+    random_state = tape.new(ONE, 24)
+    tape.note()
+    shapes, needs = [(t.elements, t.width) for t in (q, k, v)], [t.requires_grad for t in (q, k, v)]
+    workspace = EFFICIENT_ROWS * heads * FLOAT32 * (1 + (-(-head_dim // 64) * 64 if q.width != FLOAT32 else 0))
+
+    def backward(tape, grads):
+        results = [tape.new(*shape) for shape in shapes]
+        tape.note(workspace)
+        return [Tensor(r.storage, r.elements, r.width, view=True) if n else None for r, n in zip(results, needs, strict=True)]
+
+    tape.node((q, k, v), (out,), (q, k, v, *((mask,) if bias else ()), out, statistics, random_state), backward)
+    return out
+
+
+def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int, softcap: bool, attention_dropout: bool, sinks: bool = False) -> Tensor:
+    """softmax(q k^T) v in Python: float32 probabilities and their 16-bit copy are kept, both s*s."""
+    scores = SCORES * heads
+    width = q.width
+    weights = scale(tape, _batched(tape, q, k, scores, SCORES_TERM), SCORES_TERM)
+    if softcap:
+        weights = tanh_cap(tape, weights, SCORES_TERM)
+    weights = shift_scores(tape, weights)
+    if not sinks:
+        weights = cast(tape, weights, FLOAT32, SCORES_TERM)
+    weights = _unary(tape, weights, (None,), term=SCORES_TERM)
+    weights = cast(tape, weights, width, SCORES_TERM)
+    if attention_dropout:
+        weights = dropout(tape, weights)
+    out = _batched(tape, weights, v, out_elements, WORKING)
+    del weights
+    return clone(tape, out)
+
+
+def shift_scores(tape: Tape, x: Tensor) -> Tensor:
+    """Scores plus the mask."""
+    out = tape.new(x.elements, x.width, SCORES_TERM)
+    tape.note()
+    tape.node((x,), (out,), (), lambda tape, grads: [grads[0]])
+    return out
+
+
+def _batched(tape: Tape, a: Tensor, b: Tensor, out_elements, term: int) -> Tensor:
+    out = tape.new(out_elements, a.width, term)
+    tape.note()
+    shapes = [(t.elements, t.width, t.storage.term if t.storage.term == SCORES_TERM else WORKING) for t in (a, b)]
+    needs = a.requires_grad, b.requires_grad
+
+    def backward(tape, grads):
+        results = [tape.new(*shape) if n else None for shape, n in zip(shapes, needs, strict=True)]
+        tape.note()
+        return [None if r is None else Tensor(r.storage, r.elements, r.width, view=True) for r in results]
+
+    tape.node((a, b), (out,), (*((b,) if needs[0] else ()), *((a,) if needs[1] else ())), backward)
+    return out
+
+
+def repeat_heads(tape: Tape, x: Tensor, elements) -> Tensor:
+    """repeat_kv: keys or values copied to the number of query heads; the gradient is summed back."""
+    out = tape.new(elements, x.width)
+    tape.note()
+    small, width = x.elements, x.width
+
+    def backward(tape, grads):
+        grad = tape.new(small, width)
+        tape.note()
+        return [grad]
+
+    tape.node((x,), (out,), (), backward)
+    return out
+
+
+def cross_entropy(tape: Tape, logits: Tensor, rows) -> Tensor:
+    """log_softmax keeps its float32 result; backward: the gradient of the loss and of log_softmax, both float32."""
+    if tape.autocast:
+        logits = cast(tape, logits, FLOAT32, LOGITS_TERM)
+    log_softmax = tape.new(logits.elements, logits.width, LOGITS_TERM)
+    tape.note()
+    shape, width = logits.elements, logits.width
+
+    def softmax_backward(tape, grads):
+        grad = tape.new(shape, width, LOGITS_TERM)
+        tape.note()
+        return [grad]
+
+    tape.node((logits,), (log_softmax,), (log_softmax,), softmax_backward)
+    loss = tape.new(ONE, FLOAT32)
+
+    def nll_backward(tape, grads):
+        grad = tape.new(shape, width, LOGITS_TERM)
+        tape.note()
+        return [grad]
+
+    tape.node((log_softmax,), (loss,), (log_softmax,), nll_backward)
+    return loss

@@ -1,0 +1,303 @@
+"""One training step: embedding, layers, head and loss, backward, as the largest sets of tensors alive at once.
+
+`compile_step` runs each different part of the model once on a tape and puts the parts together for the real number of
+layers: every event of a part becomes a matrix (terms x BASIS) that says what is alive then, whatever batch, length and
+rank. `estimate` evaluates them; nothing here knows the sizes of a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from . import operations as op
+from .architecture import Block, ModelArchitecture
+from .layers import Flow, Layers
+from .tape import CHUNK, GRADIENTS, INDEX, LABELS, ONE, SORT_ROWS, TERMS, TOKENS, WORKING, Event, Tape, Tensor
+
+PHASES = (
+    "forward",
+    "loss",
+    "backward_loss",
+    "backward_last_layer",
+    "backward_first_layer",
+    "backward_embedding",
+    "optimizer_step",
+)
+"""The phases of a step, in order; the peak is the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one part of the model holds, relative to the moment its input does not exist yet. All TERMS x BASIS."""
+
+    forward: np.ndarray  # events x TERMS x BASIS
+    cached: np.ndarray  # alive after its forward pass, until autocast is left
+    kept: np.ndarray  # alive after its forward pass, until its backward pass
+    backward: np.ndarray  # events x TERMS x BASIS, the gradient of its output included
+    gradients: np.ndarray  # parameter gradients it leaves behind
+    out_width: int
+    keeps_input: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The events of a whole step that can be a peak, by phase; parameter gradients of each phase are among the terms."""
+
+    phases: dict[str, np.ndarray]  # events x TERMS x BASIS
+    gradients: np.ndarray  # BASIS: all parameter gradients, bytes
+    layer_kept: np.ndarray  # BASIS: what autograd keeps for one layer in the middle
+
+
+def _stack(events: list[Event]) -> np.ndarray:
+    return pareto(np.array([e.live for e in events])) if events else np.zeros((0, len(TERMS), ONE.size))
+
+
+def pareto(events: np.ndarray) -> np.ndarray:
+    """Without the events that another one exceeds for every batch, length and rank (all coefficients are sizes)."""
+    totals = events.sum(axis=1)
+    order = np.lexsort(totals.T)[::-1]
+    kept: list[int] = []
+    for i in order:
+        if not any((totals[k] >= totals[i]).all() for k in kept):
+            kept.append(i)
+    return events[kept]
+
+
+@lru_cache(maxsize=4096)
+def layer_segment(model: ModelArchitecture, block: Block, flow: Flow, width: int, input_grad: bool, accumulates: bool) -> Segment:
+    """One decoder layer, forward and backward."""
+    tape = Tape(autocast=flow.autocast, accumulates=accumulates)
+    layers = Layers(model, flow, tape)
+    layers.rotary_tables(model_width(flow))
+    tables = tape.live.copy()
+    tape.phase = "forward"
+    size = TOKENS * model.hidden_size
+    x = tape.leaf(size, width, requires_grad=input_grad, storage=tape.new(size, width).storage)
+    held = x.storage
+
+    def run(x):
+        return layers.forward(block, x)
+
+    if flow.checkpointing == "none":
+        out = run(x)
+    else:
+        out = tape.checkpoint(run, x, reentrant=flow.checkpointing == "full-reentrant")
+    leaf, out_width = x.leaf, out.width
+    keeps_input = held.saves > 0 or held.term == INDEX["checkpoints"]
+    del x, held
+    after = tape.live - tables
+    after[out.storage.term] -= out.storage.size
+    forward = [Event(e.phase, e.live - tables) for e in tape.events]
+    cached = after.copy()
+    tape.leave_autocast()
+    kept = tape.live - tables
+    kept[out.storage.term] -= out.storage.size
+    tape.events.clear()
+    backward: list[Event] = []
+    if out.requires_grad:
+        tape.phase = "backward"
+        tail = Tensor(None, out.elements, out.width, True, out.node)
+        grad = tape.new(out.elements, out.width)
+        del out
+        tape.note()
+        grads = [grad]
+        del grad
+        tape.backward(tail, grads.pop())
+        backward = [Event(e.phase, e.live - tables) for e in tape.events]
+        if leaf is not None:
+            leaf.grad = None
+    gradients = np.zeros_like(tape.live)
+    gradients[GRADIENTS] = tape.live[GRADIENTS]
+    return Segment(_stack(forward), cached, kept, _stack(backward), gradients, out_width, keeps_input)
+
+
+def model_width(flow: Flow) -> int:
+    """Bytes of a hidden state as it leaves the embedding, which cos and sin share."""
+    return flow.outer_width
+
+
+@lru_cache(maxsize=1024)
+def head_segment(model: ModelArchitecture, flow: Flow, width: int, embeds_alive: bool, accumulates: bool) -> Segment:
+    """Final norm, head and loss, forward and backward."""
+    tape = Tape(autocast=flow.autocast, accumulates=accumulates)
+    layers = Layers(model, flow, tape)
+    tape.phase = "loss"
+    size = TOKENS * model.hidden_size
+    embeds = tape.new(size, model_width(flow)) if embeds_alive else None
+    x = tape.leaf(size, width, requires_grad=True, storage=tape.new(size, width).storage)
+    leaf = x.leaf
+    hidden = layers.norm(model.final_norm, x) if model.final_norm is not None else x
+    del x, embeds
+    loss, outputs = _loss(layers, hidden)
+    del hidden
+    forward = list(tape.events)
+    tape.leave_autocast()
+    kept = tape.live.copy()
+    tape.events.clear()
+    tape.phase = "backward_loss"
+    grads = [tape.new(ONE, op.FLOAT32)]
+    tape.backward(loss, grads.pop())
+    leaf.grad = None
+    gradients = np.zeros_like(tape.live)
+    gradients[GRADIENTS] = tape.live[GRADIENTS]
+    del outputs
+    return Segment(_stack(forward), kept, kept, _stack(tape.events), gradients, width, False)
+
+
+def _head_trains(flow: Flow) -> bool:
+    return flow.trains_base or "lm_head" in flow.saved_modules
+
+
+def _loss(layers: Layers, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The head and the loss; also what the training loop keeps of the outputs."""
+    flow, tape, model = layers.flow, layers.tape, layers.model
+    head = model.lm_head
+    if flow.loss == "fused-linear":
+        return _fused_linear_loss(layers, hidden), None
+    logits = _as_logits(layers.base_linear(head, hidden, trains=_head_trains(flow), width=flow.outer_width))
+    if model.final_softcap:
+        logits = op.tanh_cap(tape, logits, op.LOGITS_TERM)
+    upcast = op.cast(tape, logits, op.FLOAT32, op.LOGITS_TERM)
+    labels = tape.new(LABELS, 1)
+    loss = op.cross_entropy(tape, upcast, TOKENS)
+    _keep(tape, loss, labels)
+    del upcast, labels
+    if flow.autocast:
+        converted = op.cast(tape, logits, op.FLOAT32, op.LOGITS_TERM)
+        del converted
+    return loss, logits if flow.holds_outputs else None
+
+
+def _keep(tape: Tape, result: Tensor, tensor: Tensor) -> None:
+    if result.node is not None:
+        result.node.saved.append(tape._hold(tensor.storage))
+
+
+def _as_logits(logits: Tensor) -> Tensor:
+    logits.storage.move(op.LOGITS_TERM)
+    return logits
+
+
+def _fused_linear_loss(layers: Layers, hidden: Tensor) -> Tensor:
+    """Liger's fused linear cross-entropy: logits of one chunk at a time; the gradients are computed in the forward pass."""
+    flow, tape, model = layers.flow, layers.tape, layers.model
+    trains, vocabulary = _head_trains(flow), model.vocab_size
+    width = flow.outer_width
+    labels = tape.new(LABELS, 1)
+    grad_input = tape.new(hidden.elements, hidden.width)
+    grad_weight = tape.new(ONE * model.lm_head.weight_parameters, width, op.LOGITS_TERM) if trains else None
+    losses = tape.new(TOKENS, op.FLOAT32)
+    chunk = CHUNK * vocabulary
+    if not flow.autocast and hidden.width == width:
+        buffer = tape.new(chunk, hidden.width, op.LOGITS_TERM)
+        tape.note()
+        del buffer
+    else:
+        weight = tape.new(ONE * model.lm_head.weight_parameters, op.HALF, INDEX["weight_casts"]) if width == op.FLOAT32 else None
+        logits = tape.new(chunk, op.HALF if flow.autocast else hidden.width, op.LOGITS_TERM)
+        piece = tape.new(CHUNK * model.hidden_size, op.HALF)
+        tape.note()
+        if grad_weight is not None and width == op.FLOAT32 and False:
+            pass
+        del weight, logits, piece
+    loss = tape.new(ONE, op.FLOAT32)
+    head = tape.leaf(ONE * model.lm_head.weight_parameters, width, requires_grad=trains, keeps=True)
+    tensors = [grad_input, grad_weight]
+
+    def backward(tape, grads):
+        results = list(tensors)
+        tensors.clear()
+        return results
+
+    saves = (grad_input,) if grad_weight is None else (grad_input, grad_weight)
+    tape.node((hidden, head), (loss,), saves, backward)
+    del losses, labels
+    return loss
+
+
+@lru_cache(maxsize=2048)
+def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False) -> Program:
+    """All events of a step of `model` under `flow` that can be the peak."""
+    zero = np.zeros((len(TERMS), ONE.size))
+    size = TOKENS * model.hidden_size
+    trains_embedding = flow.trains_base or "embed_tokens" in flow.saved_modules
+    input_grad = trains_embedding or flow.checkpointing == "full-reentrant"
+    width = model_width(flow)
+
+    first = layer_segment(model, model.layers[0], flow, width, input_grad, accumulates)
+    inner_width = first.out_width
+    segments = [first] + [layer_segment(model, block, flow, inner_width, True, accumulates) for block in model.layers[1:]]
+    embeds_alive = len(model.layers) > 0 and not first.keeps_input
+    last_width = segments[-1].out_width
+    head = head_segment(model, flow, last_width, embeds_alive, accumulates)
+
+    outside = zero.copy()  # made before the layers and alive until their backward pass: cos and sin
+    rotary = max((b.attention.rotary_dim for b in model.distinct_layers if b.attention is not None), default=0)
+    outside[WORKING][BASIS_SEQUENCE] += 2 * rotary * width
+    embeds = zero.copy()
+    if embeds_alive:
+        embeds[WORKING] += size * width
+
+    kept_before, cached_before, grads_after = _prefix(segments)
+    kept_all = kept_before[-1]
+    cached_all = cached_before[-1]
+
+    def shifted(events, base):
+        return events + base if len(events) else events
+
+    phases: dict[str, list[np.ndarray]] = {name: [] for name in PHASES}
+    first_last = _occurrences(segments)
+    for position, segment in first_last:
+        base = outside + cached_before[position] + (embeds if position else zero)
+        phases["forward"].append(shifted(segment.forward, base))
+    phases["loss"].append(shifted(head.forward, outside + cached_all))
+    phases["backward_loss"].append(shifted(head.backward, outside + kept_all))
+    for position, segment in first_last:
+        base = outside + kept_before[position] + head.gradients + grads_after[position]
+        name = "backward_first_layer" if position < len(segments) - 1 and position == min(p for p, s in first_last if s is segment) and position <= len(segments) // 2 else "backward_last_layer"
+        phases[name].append(shifted(segment.backward, base))
+    total = head.gradients + grads_after[0] + segments[0].gradients
+    phases["backward_embedding"].append(_embedding_backward(model, flow, total + outside, size * width, trains_embedding, accumulates)[None] if input_grad else zero[None])
+    gradients = total[GRADIENTS].copy()
+    return Program(
+        {name: pareto(np.concatenate(parts)) for name, parts in phases.items() if parts and sum(len(p) for p in parts)},
+        gradients,
+        segments[-1].kept.sum(axis=0),
+    )
+
+
+BASIS_SEQUENCE = 3
+
+
+def _prefix(segments: list[Segment]):
+    """What the layers before each position keep, and the gradients of those after it."""
+    zero = np.zeros_like(segments[0].kept)
+    kept, cached, after = [zero], [zero], [zero]
+    for segment in segments:
+        kept.append(kept[-1] + segment.kept)
+        cached.append(cached[-1] + segment.cached)
+    for segment in reversed(segments[1:]):
+        after.append(after[-1] + segment.gradients)
+    return kept, cached, after[::-1]
+
+
+def _occurrences(segments: list[Segment]) -> list[tuple[int, Segment]]:
+    """The first and the last position of each different layer: what lies between is between them."""
+    places: dict[int, list[int]] = {}
+    for i, segment in enumerate(segments):
+        places.setdefault(id(segment), []).append(i)
+    return [(i, segments[i]) for positions in places.values() for i in sorted({positions[0], positions[-1]})]
+
+
+def _embedding_backward(model: ModelArchitecture, flow: Flow, base: np.ndarray, hidden: np.ndarray, trains: bool, accumulates: bool) -> np.ndarray:
+    """The embedding's gradient, as large as the embedding, beside all others."""
+    live = base.copy()
+    live[WORKING] += hidden
+    if trains:
+        table = ONE * model.embed_tokens.parameters * flow.outer_width
+        live[GRADIENTS] += table
+        live[WORKING] += SORT_ROWS * model.hidden_size * op.FLOAT32
+    return live
