@@ -54,7 +54,8 @@ def attention_shape(keys: Keys, family: Family, layer: Layer) -> Attention:
     windowed = layer.mixer == "sliding_attention" and family.sliding
     rotary_dim = keys.size("rotary_dim", otherwise=int(head_dim * share), minimum=0) if family.rotary else 0
     return Attention(
-        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim,
+        value_head_dim=keys.size(family.value_head_dim, otherwise=head_dim) if family.value_head_dim else head_dim,
         rotary_dim=min(rotary_dim, head_dim),
         sliding_window=keys.size("sliding_window", otherwise=0, minimum=0, maximum=2**40) if windowed else 0,
         softcap=keys.number("attn_logit_softcapping") > 0,
@@ -107,9 +108,12 @@ def dense(keys: Keys, family: Family, layer: Layer) -> tuple[Module, ...]:
 
 
 def sparse(keys: Keys, family: Family, layer: Layer) -> tuple[Module, ...]:
-    """A router, its experts, and the shared expert that every token also passes."""
+    """A router, its experts, and the shared expert that every token also passes; without experts, that one alone."""
     moe, hidden_size = family.moe, keys.size("hidden_size")
-    num_experts = keys.size(moe.num_experts, maximum=2**16)
+    num_experts = keys.size(moe.num_experts, minimum=0, maximum=2**16)
+    shared_size = moe.shared_size(keys) if moe.shared_size else 0
+    if not num_experts:
+        return mlp(keys, family, shared_size)
     experts_per_token = keys.size(moe.experts_per_token, otherwise=1, maximum=2**16)
     if experts_per_token > num_experts:
         raise keys.refuse(moe.experts_per_token, f"is larger than {keys.label(moe.num_experts)} ({num_experts})")
@@ -119,7 +123,6 @@ def sparse(keys: Keys, family: Family, layer: Layer) -> tuple[Module, ...]:
         gated=moe.gated, bias=keys.on(moe.expert_bias),
     )
     shared: tuple[Module, ...] = ()
-    shared_size = moe.shared_size(keys) if moe.shared_size else 0
     if shared_size:
         shared = mlp(keys, family, shared_size, prefix="shared_")
         if moe.shared_router:
@@ -163,11 +166,19 @@ def every(n: int, period: str = "", first: bool = False, others: str = "sliding_
     return kinds
 
 
-def dense_first(keys: Keys, depth: int) -> list[str]:
-    """The first layers dense, the others sparse (DeepSeek)."""
-    first = keys.size("first_k_dense_replace", otherwise=0, minimum=0)
-    step = keys.size("moe_layer_freq", otherwise=1)
-    return ["sparse" if i >= first and i % step == 0 else "dense" for i in range(depth)]
+def dense_first(otherwise: int = 0, key: str = "first_k_dense_replace") -> Callable[[Keys, int], list[str]]:
+    """As `mlp_layer_types` lists, else the first layers dense and the others sparse."""
+
+    def parts(keys: Keys, depth: int) -> list[str]:
+        listed = keys.list("mlp_layer_types", length=depth, of=str)
+        for part in listed or ():
+            if part not in ("dense", "sparse"):
+                raise ConfigError(f"feed-forward type `{part}` in {keys.label('mlp_layer_types')} is not known to memcore; {REMEDY}")
+        first = keys.size(key, otherwise=otherwise, minimum=0)
+        step = keys.size("moe_layer_freq", otherwise=1) if isinstance(keys.value("moe_layer_freq"), int) else 1
+        return listed or ["sparse" if i >= first and i % step == 0 else "dense" for i in range(depth)]
+
+    return parts
 
 
 def default_layers(keys: Keys, family: Family) -> list[Layer]:

@@ -29,7 +29,7 @@ class Mixer(NamedTuple):
     attention: Attention | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MoE:
     """A mixture of experts: which keys say how many there are and how wide."""
 
@@ -45,8 +45,8 @@ class MoE:
     """Width of the shared expert, 0 for none; None where the family has none."""
     shared_router: bool = False
     """The shared expert's output passes a gate of its own (Qwen2-MoE)."""
-    shared_first: bool = False
     extra: Callable[[Keys], tuple[Module, ...]] = lambda keys: ()
+    """What else a sparse part holds, such as a bias that steers the routing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,8 @@ class Family:
     attention_extra: Callable[[Keys, Attention], tuple[Module, ...]] = lambda keys, attention: ()
     attention: Callable[[Keys, Family, Layer], Mixer] | None = None
     """Builds the attention layers; None: the usual one."""
+    value_head_dim: str = ""
+    """The key that says how wide a value head is, where it is not as wide as a key's."""
     rotary: str = "half"
     partial_rotary: float = 1.0
     """Share of a head that is rotated where no key says so."""
@@ -98,6 +100,7 @@ class Family:
     mlp_extra: Callable[[Keys], tuple[Module, ...]] = lambda keys: ()
     moe: MoE | None = None
     mlp: Callable[[Keys, Family, Layer], tuple[Module, ...]] | None = None
+    """Builds the feed-forward part of every layer; None: by the layer's kind."""
 
     # wiring
     layers: Callable[[Keys, Family], Sequence[Layer]] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..architecture import Attention, Linear, Module
+from ..architecture import Attention, Linear, Module, Norm
 from .blocks import name_of, norm
 from .family import Family, Layer, Mixer
 from .reading import ConfigError, Keys
@@ -37,3 +37,14 @@ def latent_attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
     modules += family.attention_extra(keys, shape)
     modules += (Linear(name_of(family, "o"), "o", heads * value, h, bias),)
     return Mixer(("latent_attention",), modules, shape)
+
+
+def indexer(keys: Keys, attention: Attention) -> tuple[Module, ...]:
+    """DeepSeek-V3.2's indexer, which chooses the tokens that attention looks at."""
+    h, heads, width = keys.size("hidden_size"), keys.size("index_n_heads"), keys.size("index_head_dim")
+    return (
+        Linear("wq_b", "other", keys.size("q_lora_rank"), heads * width),
+        Linear("wk", "other", h, width),
+        Norm("k_norm", "other", width, kind="layer", bias=True),
+        Linear("weights_proj", "other", h, heads),
+    )
