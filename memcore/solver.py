@@ -1,0 +1,240 @@
+"""Inverse questions, answered by asking `estimate`: the largest batch, length, rank or model, the smallest device, the fewest GPUs.
+
+Nothing here knows how memory grows. A question about one size is answered by estimating many sizes at once and closing in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from . import catalog, configs, ledger
+from .architecture import ModelArchitecture
+from .catalog import Device
+from .estimate import estimate, storing_of
+from .scenario import LARGEST, NUMERIC, Numeric, Scenario, ScenarioError
+
+FIELDS = ("micro_batch_size", "sequence_length", "lora_rank")
+"""The fields `largest` answers for."""
+
+EACH_UP_TO = 8
+"""Sizes up to here are all estimated, beyond them every doubling, before closing in."""
+
+MOST_GPUS = 1024
+
+CUSTOM_SIZES = tuple(int(1e7 * 2 ** (k / 4)) for k in range(70))
+"""Sizes from ten million to one and a half trillion parameters between which the continuous answer is interpolated."""
+
+LOGIT_BYTES = 8
+"""Float32 logits and their gradient: no library in software.csv holds less of all logits at once."""
+
+
+def largest(run: Scenario, field: str, budget: Numeric) -> int | np.ndarray:
+    """The largest value of a field with which the run fits.
+
+    The answer fits and one more does not. Memory grows with each of these fields, save for a step down where another
+    kernel takes over (a sliding window that the sequence reaches): the answer is then the largest value that fits, even
+    if some below it do not.
+
+    Parameters
+    ----------
+    run : Scenario
+        The run; its own value of `field` does not matter. Where other fields are arrays, so is the answer.
+    field : str
+        "micro_batch_size", "sequence_length" or "lora_rank".
+    budget : float or array
+        What `estimate(run).device` may be. [bytes]
+
+    Returns
+    -------
+    int, or array of int64
+        0 where not even 1 fits; the largest value a Scenario takes (`scenario.LARGEST`) where that fits too.
+    """
+    if field not in FIELDS:
+        raise ScenarioError(f"field ({field!r}) must be one of {', '.join(FIELDS)}")
+    budget = np.asarray(budget, dtype=np.float64)
+    shape = np.broadcast_shapes(budget.shape, *(np.shape(getattr(run, name)) for name in NUMERIC if name != field))
+
+    def fit(sizes: np.ndarray) -> np.ndarray:
+        return estimate(run.replace(**{field: sizes})).device <= budget
+
+    sizes = _first_look(run.model, field).reshape(-1, *(1,) * len(shape))
+    low, high = _around_last_fit(np.broadcast_to(sizes, (len(sizes), *shape)), fit(sizes), LARGEST[field] + 1.0)
+    parts = 64 if not shape else 8
+    steps = np.arange(1, parts).reshape(-1, *(1,) * len(shape)) / parts
+    while (high - low > 1).any():
+        sizes = np.clip(np.floor(low + (high - low) * steps), np.maximum(low, 1), np.maximum(high - 1, 1))
+        between_low, between_high = _around_last_fit(sizes, fit(sizes), high)
+        low, high = np.maximum(low, between_low), between_high
+    return low.astype(np.int64) if shape else int(low)
+
+
+def _around_last_fit(sizes: np.ndarray, fit: np.ndarray, end: Numeric) -> tuple[np.ndarray, np.ndarray]:
+    """The last size along the first axis that fits (0: none does) and the next one, `end` after the last."""
+    fit = np.broadcast_to(fit, sizes.shape)
+    low = np.where(fit, sizes, 0).max(axis=0)
+    high = np.where(sizes > low, sizes, np.inf).min(axis=0)
+    return low, np.minimum(high, end)
+
+
+@lru_cache(maxsize=512)
+def _first_look(model: ModelArchitecture, field: str) -> np.ndarray:
+    """Sizes between which memory only grows: a few, and both sides of every sliding window."""
+    limit = LARGEST[field]
+    grid = {*range(1, EACH_UP_TO + 1), *(2**k for k in range(limit.bit_length())), limit}
+    if field == "sequence_length":
+        windows = {block.attention.sliding_window for block in model.distinct_layers if block.attention is not None}
+        grid |= {window + i for window in windows for i in (-1, 0, 1)}
+    return np.array(sorted(n for n in grid if 1 <= n <= limit), dtype=np.float64)
+
+
+def useful_rank(run: Scenario) -> int:
+    """The rank above which no adapter can say more: the larger side of an update's own rank, min(in, out), over the adapted matrices."""
+    targets = run.lora_target_modules
+    return max(
+        min(m.in_features, m.out_features)
+        for block in run.model.distinct_layers
+        for m in block.modules
+        if hasattr(m, "in_features") and (targets == "all-linear" or m.name in targets)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestModel:
+    """The largest model that can be trained within a budget."""
+
+    model: ModelArchitecture | None
+    """Of the catalog, by parameters; None where none fits."""
+    needs: float
+    """What that model needs on the device; where none fits, what `smallest` needs. [bytes]"""
+    parameters: float
+    """Size of a Llama-shaped model that would just fit; 0 where none does."""
+    smallest: ModelArchitecture | None = None
+    """The catalog model that needs least, where none fits."""
+
+
+def largest_model(run: Scenario, budget: float) -> LargestModel:
+    """The largest model that `run.method` can train within so many bytes, everything else as in `run`.
+
+    Of models of equal size, the one listed first. With named `lora_target_modules` only models that have all of them are
+    considered.
+    """
+    for model in _by_size():
+        candidate = _with_model(run, model)
+        if candidate is not None and at_least(candidate) <= budget:
+            needs = float(estimate(candidate).device)
+            if needs <= budget:
+                return LargestModel(model=model, needs=needs, parameters=continuous_size(run, budget))
+    smallest, needs = smallest_need(run)
+    return LargestModel(model=None, needs=needs, parameters=continuous_size(run, budget), smallest=smallest)
+
+
+def smallest_need(run: Scenario) -> tuple[ModelArchitecture | None, float]:
+    """The catalog model that needs least under these settings, and how much. [bytes]"""
+    bounded = sorted(((at_least(c), i, c) for i, m in enumerate(_by_size()) if (c := _with_model(run, m)) is not None), key=lambda b: b[:2])
+    best, model = np.inf, None
+    for bound, _, candidate in bounded:
+        if bound >= best:
+            break
+        needs = float(estimate(candidate).device)
+        if needs < best:
+            best, model = needs, candidate.model
+    return model, best
+
+
+def continuous_size(run: Scenario, budget: float) -> float:
+    """Parameters of a Llama-shaped model that would just fit: between two sizes that do and do not, along a straight line."""
+
+    def needs(i: int) -> float:
+        return float(estimate(_custom(run, CUSTOM_SIZES[i])).device)
+
+    low, high = -1, len(CUSTOM_SIZES)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needs(middle) <= budget else (low, middle)
+    if low < 0:
+        return 0.0
+    size = _custom(run, CUSTOM_SIZES[low]).model.parameters
+    if high == len(CUSTOM_SIZES):
+        return float(size)
+    below, above = needs(low), needs(high)
+    return size + (_custom(run, CUSTOM_SIZES[high]).model.parameters - size) * (budget - below) / (above - below)
+
+
+def at_least(run: Scenario) -> float:
+    """Bytes the run cannot do with less of, found without running its operations: far too large a model is told by this.
+
+    What is stored, and as the backward pass begins the 16-bit inputs of all layers but the first, and the logits.
+    """
+    stored = _stored(run.model, storing_of(run))[0] + _stored(run.model, storing_of(run))[1] * float(np.min(run.lora_rank))
+    if run.sharding != "none":
+        stored = stored / np.max(run.data_parallel_size) if run.sharding == "fsdp" else 0.0
+    width = LOGIT_BYTES * run.model.vocab_size if run.loss == "full-logits" else 0
+    width += 2 * run.model.hidden_size * (len(run.model.layers) - 1)
+    return stored + float(np.min(run.tokens)) * width
+
+
+@lru_cache(maxsize=4096)
+def _stored(model: ModelArchitecture, storing: ledger.Storing) -> tuple[float, float]:
+    """Bytes of weights, adapters and optimizer states: those that are always there, and those of each rank."""
+    parts = ledger.tensors(model, storing)
+    total = ledger.weight_bytes(parts, "weights") + ledger.weight_bytes(parts, "adapters") + ledger.optimizer_bytes(parts, storing)
+    return float(total @ ledger.ONE), float(total @ ledger.RANK)
+
+
+@lru_cache(maxsize=1)
+def _by_size() -> tuple[ModelArchitecture, ...]:
+    """The catalog's models, largest first; of equal ones the first listed first."""
+    return tuple(sorted(_readable(), key=lambda model: -model.parameters))
+
+
+def _readable() -> Iterator[ModelArchitecture]:
+    for name in catalog.models():
+        try:
+            yield catalog.model(name)
+        except configs.ConfigError:
+            continue
+
+
+def _with_model(run: Scenario, model: ModelArchitecture) -> Scenario | None:
+    try:
+        return run.replace(model=model)
+    except ScenarioError:  # its modules have other names
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _custom_model(size: int) -> ModelArchitecture:
+    if hasattr(configs, "custom_model"):
+        return configs.custom_model(size)
+    layers = max(round((size / (12 * 128**2)) ** (1 / 3)), 1)
+    shape = {"hidden_size": 128 * layers, "num_hidden_layers": layers, "num_attention_heads": layers, "intermediate_size": 344 * layers}
+    return configs.model_from_config({"model_type": "llama", "vocab_size": 32000, **shape})
+
+
+def _custom(run: Scenario, size: int) -> Scenario:
+    """The run with a Llama-shaped model, whose attention adapters stand for target modules it has not."""
+    return _with_model(run, _custom_model(size)) or run.replace(model=_custom_model(size), lora_target_modules=("q_proj", "v_proj"))
+
+
+def smallest_device(run: Scenario, kinds: tuple[str, ...] = ()) -> Device | None:
+    """The catalog's device with the least usable memory on which the run fits, of some kinds or of all; None if none."""
+    needs = float(estimate(run).device)
+    enough = [d for d in catalog.devices().values() if d.usable_bytes >= needs and (not kinds or d.kind in kinds)]
+    return min(enough, key=lambda device: device.usable_bytes, default=None)
+
+
+def fewest_gpus(run: Scenario, device: Device) -> int | None:
+    """The fewest such devices on which the run fits, with everything sharded among them; None where no number of them is enough.
+
+    Each keeps the run's micro batch, so the global batch grows with them.
+    """
+    if estimate(run.replace(data_parallel_size=1, sharding="none")).device <= device.usable_bytes:
+        return 1
+    sharding = run.sharding if run.sharding.startswith("fsdp") else "fsdp"
+    gpus = np.arange(2.0, MOST_GPUS + 1)
+    fit = np.broadcast_to(estimate(run.replace(data_parallel_size=gpus, sharding=sharding)).device <= device.usable_bytes, gpus.shape)
+    return int(gpus[fit.argmax()]) if fit.any() else None
