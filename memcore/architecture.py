@@ -44,7 +44,8 @@ class Linear:
     out_features: int
     bias: bool = False
     kind: str = "linear"
-    """"linear" (nn.Linear: LoRA and quantization reach it) | "conv1d" (GPT-2: LoRA reaches it, bitsandbytes does not) |
+    """"linear" (nn.Linear: LoRA and quantization reach it) | "conv1d" (GPT-2), "subclass" (Falcon): LoRA reaches it,
+    bitsandbytes in transformers 5 replaces only what is exactly nn.Linear |
     "router" (no nn.Linear in the measured libraries: neither reaches it)."""
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 
 from . import catalog, ledger
 from .architecture import ModelArchitecture
-from .layers import Flow
+from .layers import FLASH_PACKAGE, Flow
 from .ledger import TERM_INDEX, Storing
 from .scenario import Numeric, Scenario
 from .step import PHASES, Program, compile_step
@@ -140,48 +140,122 @@ def evaluate(coefficients: np.ndarray, basis: list[Numeric]) -> np.ndarray:
 
 
 class MemoryBreakdown:
-    """What a run holds on its busiest GPU, by phase and term. [bytes]"""
+    """What a run holds on its busiest GPU, by phase and term. Numbers, or arrays where the Scenario has arrays. [bytes]"""
 
-    def __init__(self, run: Scenario, phases: dict[str, dict[str, Numeric]], trainable: Numeric):
+    def __init__(self, run: Scenario, phases: dict[str, dict[str, Numeric]], trainable: Numeric, coefficients: dict[str, np.ndarray]):
         self.run = run
         self.phases = phases
+        """{phase: {term: bytes}}: the largest moment of each phase of a step."""
         self.trainable_parameters = trainable
         self.parameters = run.model.parameters
         self.totals = {name: sum(terms.values()) for name, terms in phases.items()}
+        """{phase: bytes}."""
+        self._coefficients = coefficients
 
     @property
     def allocated(self) -> Numeric:
+        """Peak of live tensors: torch.cuda.max_memory_allocated()."""
         return np.maximum.reduce(list(self.totals.values()))
 
     @property
     def peak_phase(self):
+        """Name of the largest phase."""
         names = list(self.totals)
         index = np.argmax(np.broadcast_arrays(*self.totals.values()), axis=0)
         return names[int(index)] if index.ndim == 0 else np.array(names)[index]
 
     @property
     def reserved(self) -> Numeric:
+        """What the caching allocator holds: torch.cuda.max_memory_reserved()."""
         return 1.08 * self.allocated + 0.3e9
 
     @property
     def device(self) -> Numeric:
+        """What the driver shows and a card must provide: reserved and the CUDA context."""
         return self.reserved + 0.8e9
 
     @property
     def device_band(self) -> tuple[Numeric, Numeric]:
+        """Low and high end of `device`."""
         return self.device * 0.9, self.device * 1.2
+
+    def to_frame(self):
+        """One row per phase and term, largest moment of each: phase, term, bytes, share, formula with the numbers in, source."""
+        import pandas as pd
+
+        if np.ndim(self.allocated):
+            raise ValueError("to_frame describes one run; this breakdown is a grid of runs: use sweep")
+        rows = []
+        for phase, terms in self.phases.items():
+            for key, size in terms.items():
+                term = ledger.LEDGER[key]
+                if size or key == "weights":
+                    rows.append(
+                        {
+                            "phase": phase, "phase_label": PHASE_LABELS[phase], "peak": phase == self.peak_phase, "term": key, "label": term.label, "group": term.group,
+                            "bytes": float(size), "share": float(size / self.totals[phase]), "formula": self.formula(phase, key), "meaning": term.meaning, "source": term.source,
+                        }
+                    )
+        return pd.DataFrame(rows)
+
+    def formula(self, phase: str, term: str) -> str:
+        """How a term's bytes come about, with this run's numbers: the very coefficients it was computed from."""
+        row = self._coefficients[phase][TERM_INDEX[term]]
+        parts = [_product(c, name, value) for c, name, value in zip(row, BASIS, basis_of(self.run), strict=True) if c]
+        return " + ".join(parts) or "0"
+
+
+def _product(coefficient: float, name: str, value: Numeric) -> str:
+    number = f"{coefficient:,.0f}" if float(coefficient).is_integer() else f"{coefficient:,.4g}"
+    return number if name == "1" else f"{number} × {float(value):,.0f} {BASIS_LABELS[name]}"
+
+
+BASIS_LABELS = {
+    "tokens": "tokens", "tokens*s": "batch·length²", "s": "positions", "s*s": "positions²", "rank": "(rank)", "rank*tokens": "rank·tokens",
+    "b*ceil128(s)": "padded rows", "b*ceil64(s)": "padded rows", "sort": "partial sums", "labels": "bytes of labels", "chunk": "tokens of a chunk",
+}
+PHASE_LABELS = {
+    "forward": "Forward pass", "loss": "Loss", "backward_loss": "Backward: loss and head", "backward_last_layer": "Backward: last layers",
+    "backward_first_layer": "Backward: first layers", "backward_embedding": "Backward: embedding", "optimizer_step": "Optimizer step",
+}
 
 
 def estimate(run: Scenario) -> MemoryBreakdown:
     """The memory of one training step, by phase and term."""
     basis = basis_of(run)
     storing = storing_of(run)
-    compiled = _compile(run.model, flow_of(run, False), storing, False)
-    phases = {}
-    for name, events in compiled.phases.items():
-        values = evaluate(events, basis)  # events x TERMS x shape
-        totals = values.sum(axis=1)
-        best = totals.argmax(axis=0)
-        terms = np.take_along_axis(values, np.broadcast_to(best, (1, values.shape[1], *best.shape)), axis=0)[0] if best.ndim else values[best]
-        phases[name] = {t.key: terms[i] for i, t in enumerate(ledger.TERMS)}
-    return MemoryBreakdown(run, phases, evaluate(compiled.trained, basis))
+    masked, accumulates = _masked(run), np.asarray(run.gradient_accumulation_steps) > 1
+    table: dict[str, np.ndarray] = {}
+    coefficients: dict[str, np.ndarray] = {}
+    for is_masked in _values(masked):
+        for is_accumulating in _values(accumulates):
+            compiled = _compile(run.model, flow_of(run, is_masked), storing, is_accumulating)
+            here = (masked == is_masked) & (accumulates == is_accumulating)
+            for name, events in compiled.phases.items():
+                values = evaluate(events, basis)
+                terms = _largest_event(values)
+                if values.ndim == 2:
+                    coefficients[name] = events[values.sum(axis=1).argmax()]
+                table[name] = np.where(here, terms, table[name]) if name in table else terms
+    phases = {name: dict(zip(ledger.LEDGER, table[name], strict=True)) for name in PHASES if name in table}
+    return MemoryBreakdown(run, phases, evaluate(compiled.trained, basis), coefficients)
+
+
+def _largest_event(values: np.ndarray) -> np.ndarray:
+    """events x TERMS x shape -> the terms of the largest event, for each place of the shape."""
+    best = values.sum(axis=1).argmax(axis=0)
+    if best.ndim == 0:
+        return values[best]
+    return np.take_along_axis(values, np.broadcast_to(best, (1, values.shape[1], *best.shape)), axis=0)[0]
+
+
+def _masked(run: Scenario) -> np.ndarray:
+    """Whether the length reaches a layer's sliding window, so that PyTorch's SDPA is handed a mask."""
+    if run.attention == "flash" and run.model.model_type.startswith(FLASH_PACKAGE):
+        return np.asarray(False)
+    windows = [b.attention.sliding_window for b in run.model.distinct_layers if b.attention is not None and b.attention.sliding_window]
+    return np.asarray(run.sequence_length) >= min(windows) if windows else np.asarray(False)
+
+
+def _values(flags: np.ndarray) -> list[bool]:
+    return [value for value in (False, True) if (flags == value).any()]

@@ -106,7 +106,7 @@ class Layers:
             scratch = elements / 64 if flow.double_quant else None
             result = op.matmul_dequantized(tape, inside, elements, out, scratch=scratch, keeps_input=flow.quantization == "int8")
             del inside
-            return result if tape.autocast else op.cast(tape, result, x.width)
+            return op.cast(tape, result, x.width)
         width = flow.weight_width if width is None else width
         weight = self.weight(self.parameter(ONE * m.weight_parameters, width, trains), (id(m), "weight"))
         bias = self.weight(self.parameter(ONE * m.out_features, width, trains), (id(m), "bias")) if m.bias else None
@@ -118,6 +118,7 @@ class Layers:
         flow, tape = self.flow, self.tape
         if not self.adapted(m):
             return self.base_linear(m, x)
+        argument = x  # noqa: F841  held by nn.Module's call until the module returns
         result = self.base_linear(m, x)
         if self._quantized(m):
             result = op.clone(tape, result)
@@ -247,8 +248,8 @@ class Layers:
             cos, sin = self._rotation(block)
             q, k = self._rotate(block, q, cos, sin, copied), self._rotate(block, k, cos, sin, copied)
             del cos, sin
-        out = self._attend(block, q, k, v)
-        if copied:
+        out, as_q = self._attend(block, q, k, v)
+        if copied and as_q:
             out = op.clone(tape, out)
         del q, k, v
         return self.linear(roles["o"], out)
@@ -277,35 +278,43 @@ class Layers:
         part = x.elements * (block.attention.rotary_dim / block.attention.head_dim)
         return op.rotate(self.tape, x, cos, sin, part=part, concatenate_rest=copied)
 
-    def _attend(self, block: Block, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, bool]:
+        """The attention kernel PyTorch picks, in its order: flash, memory-efficient, math. Also whether its output is laid out as q is."""
         flow, tape, shape = self.flow, self.tape, block.attention
-        heads, rows = shape.num_attention_heads, TOKENS
+        heads, rows, model_type = shape.num_attention_heads, TOKENS, self.model.model_type
         grouped = shape.num_key_value_heads != heads
-        out_elements = TOKENS * (heads * shape.value_head_dim)
+        single = shape.num_key_value_heads == 1 and block.parallel  # Falcon always builds its mask
+        wide_k, out_elements = TOKENS * (heads * shape.head_dim), TOKENS * (heads * shape.value_head_dim)
+        package = model_type.startswith(FLASH_PACKAGE) and flow.attention == "flash"
         sinks = any(isinstance(m, Weight) and m.name == "sinks" for m in block.modules)
-        if tape.autocast and flow.attention != "eager":
-            q, k, v = (op.cast(tape, t, HALF) for t in (q, k, v))
-        if flow.attention == "eager" or sinks:
+        if sinks or flow.attention == "eager":
             if grouped:
-                k, v = op.repeat_heads(tape, k, TOKENS * heads * shape.head_dim), op.repeat_heads(tape, v, out_elements)
-            if tape.autocast:
-                q, k, v = (op.cast(tape, t, HALF) for t in (q, k, v))
-            return op.eager_attention(tape, q, k, v, out_elements, heads=heads, softcap=shape.softcap, attention_dropout=shape.dropout > 0, sinks=sinks)
-        masked = flow.attention == "sdpa" or (flow.masked and shape.sliding_window > 0 and not shape.softcap)
-        unequal = shape.head_dim != shape.value_head_dim
-        if q.width == FLOAT32 and grouped and not masked:  # no kernel takes float32 with grouped heads: the math path
-            return self._math_attention(block, q, k, v)
-        if masked or unequal or q.width == FLOAT32 or (block.parallel and shape.num_key_value_heads == 1):
-            if grouped and shape.num_key_value_heads > 1:
-                k, v = op.repeat_heads(tape, k, TOKENS * heads * shape.head_dim), op.repeat_heads(tape, v, out_elements)
-            return op.efficient_attention(
-                tape, q, k, v, out_elements, heads=heads, head_dim=shape.head_dim, rows=rows,
-                bias=masked or (block.parallel and shape.num_key_value_heads == 1), bias_per_sequence=flow.attention == "sdpa",
-            )
+                k, v = op.repeat_heads(tape, k, wide_k), op.repeat_heads(tape, v, out_elements)
+            q, k, v = (op.clone(tape, t) if t.view else t for t in self._lowered(q, k, v))  # torch.matmul copies strided heads
+            if sinks:
+                return op.sink_attention(tape, q, k, v, out_elements, heads=heads), False
+            return op.eager_attention(
+                tape, q, k, v, out_elements, heads=heads, softcap=shape.softcap, attention_dropout=shape.dropout > 0,
+                float32_softmax=model_type not in HALF_SOFTMAX,
+            ), False
+        q, k, v = self._lowered(q, k, v)
+        if package:
+            q, k, v = (op.cast(tape, t, HALF) for t in (q, k, v))
+        masked = not package and (flow.attention == "sdpa" or single or (flow.masked and shape.sliding_window > 0))
+        if shape.head_dim != shape.value_head_dim or shape.head_dim > 256 or masked or q.width == FLOAT32:
+            if grouped and not masked and not single:
+                return self._math_attention(block, q, k, v), False
+            if grouped and not single:
+                k, v = op.repeat_heads(tape, k, wide_k), op.repeat_heads(tape, v, out_elements)
+            return op.efficient_attention(tape, q, k, v, out_elements, heads=heads, head_dim=shape.head_dim, rows=rows, bias=masked), False
         if flow.repeats_kv and grouped:
-            k, v = op.repeat_heads(tape, k, TOKENS * heads * shape.head_dim), op.repeat_heads(tape, v, out_elements)
+            k, v = op.repeat_heads(tape, k, wide_k), op.repeat_heads(tape, v, out_elements)
             grouped = False
-        return op.flash_attention(tape, q, k, v, heads=heads, head_dim=shape.head_dim, rows=rows, grouped=grouped)
+        return op.flash_attention(tape, q, k, v, heads=heads, head_dim=shape.head_dim, rows=rows, grouped=grouped), True
+
+    def _lowered(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """As autocast hands them to a product or an attention kernel."""
+        return tuple(op.cast(self.tape, t, HALF) for t in tensors) if self.tape.autocast else tensors
 
     def _math_attention(self, block: Block, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """SDPA's own fallback in float32: scaled q and k, heads repeated, probabilities kept."""
@@ -342,7 +351,7 @@ class Layers:
         k_rope = op.repeat_heads(tape, k_rope, TOKENS * heads * rope)
         q, k = op.concatenate(tape, [q_nope, q_rope]), op.concatenate(tape, [k_nope, k_rope])
         del q_nope, q_rope, k_nope, k_rope
-        out = self._attend(block, q, k, v)
+        out, _ = self._attend(block, q, k, v)
         del q, k, v
         return self.linear(roles["o"], out)
 
@@ -398,7 +407,7 @@ class Layers:
         residual = x
         k = experts.experts_per_token
         router = roles["router"]
-        logits = self.base_linear(router, x)
+        logits = self._routing(router, x) if self.adapts_experts(block, experts) else self.base_linear(router, x)
         probabilities = op._unary(tape, op.cast(tape, logits, FLOAT32), (None,))
         del logits
         top = op.narrow(tape, probabilities, TOKENS * k)
@@ -407,11 +416,15 @@ class Layers:
         index = tape.new(TOKENS * k, 8)
         routed = op.repeat_heads(tape, x, TOKENS * (k * experts.hidden_size))
         wide = experts.intermediate_size * (2 if experts.gated else 1)
-        up_weight = self.parameter(ONE * (experts.num_experts * wide * experts.hidden_size), flow.weight_width, flow.trains_base)
-        down_weight = self.parameter(ONE * (experts.num_experts * experts.intermediate_size * experts.hidden_size), flow.weight_width, flow.trains_base)
+        adapts = self.adapts_experts(block, experts)
+        up_weight = self._expert_weight(experts, wide, experts.hidden_size, 2 if experts.gated else 1, adapts)
+        down_weight = self._expert_weight(experts, experts.hidden_size, experts.intermediate_size, 1, adapts)
         both = op.matmul(tape, routed, up_weight, TOKENS * (k * wide))
-        del routed
-        if experts.gated:
+        del routed, up_weight
+        if experts.gated and experts.bias:
+            inner = op.clamped_swiglu(tape, both)
+            del both
+        elif experts.gated:
             gate, up = op.split(tape, both, [both.elements / 2, both.elements / 2])
             del both
             inner = op.multiply(tape, op.activation(tape, gate, block.activation), up)
@@ -420,13 +433,35 @@ class Layers:
             inner = op.activation(tape, both, block.activation)
             del both
         out = op.matmul(tape, inner, down_weight, TOKENS * (k * experts.hidden_size))
-        del inner
+        del inner, down_weight
         out = op.multiply(tape, out, weights)
         del weights, index
         out = op.cast(tape, op._unary(tape, out, (), elements=TOKENS * experts.hidden_size), x.width)
         if "shared_down" in roles:
             out = op.add(tape, out, self._dense(block, roles, residual, "shared_"))
         return out
+
+    def adapts_experts(self, block: Block, experts: Experts) -> bool:
+        """PEFT 0.21's "all-linear" also adapts the fused experts of transformers 5 and their router, but not gpt-oss's."""
+        return self.flow.adapters and experts.fused and not experts.bias and (self.flow.targets is None or experts.name in self.flow.targets)
+
+    def _expert_weight(self, experts: Experts, rows: int, columns: int, ranks: int, adapts: bool) -> Tensor:
+        """The experts' matrices as one parameter; with an adapter W + B A is made whole, and kept for the backward pass."""
+        flow, tape = self.flow, self.tape
+        elements = ONE * (experts.num_experts * rows * columns)
+        weight = self.parameter(elements, flow.weight_width, flow.trains_base)
+        if not adapts:
+            return weight
+        a = self.weight(self.parameter(RANK * (experts.num_experts * ranks * columns), flow.adapter_width, True), (id(experts), rows, "A"))
+        b = self.weight(self.parameter(RANK * (experts.num_experts * ranks * rows), flow.adapter_width, True), (id(experts), rows, "B"))
+        return op.merged_weight(tape, a, b, elements, flow.weight_width)
+
+    def _routing(self, router: Linear, x: Tensor) -> Tensor:
+        flow, tape = self.flow, self.tape
+        a = self.weight(self.parameter(RANK * router.in_features, flow.adapter_width, True), (id(router), "A"))
+        b = self.weight(self.parameter(RANK * router.out_features, flow.adapter_width, True), (id(router), "B"))
+        weight = op.merged_weight(tape, a, b, ONE * router.weight_parameters, flow.weight_width)
+        return op.matmul(tape, x, weight, TOKENS * router.out_features)
 
     # ---- positions
 
@@ -437,4 +472,8 @@ class Layers:
             self.cos, self.sin = (self.tape.new(SEQUENCE * rotary, width) for _ in range(2))
 
 
+FLASH_PACKAGE = ("gemma2", "gemma3")
+"""Model types measured with the flash-attn package: PyTorch's SDPA knows neither soft-capping nor sliding windows."""
+HALF_SOFTMAX = ("gpt2", "gpt_bigcode", "biogpt", "xglm", "opt")
+"""Model types whose eager attention leaves the softmax in the dtype of the scores."""
 MIXERS = {"attention": "_attention", "latent_attention": "_latent_attention"}

@@ -163,14 +163,18 @@ def _module(m, copies: int, s: Storing, width: int, outer: float, norm: float, t
             yield ParameterTensor(m.weight_parameters, m.out_features, copies, outer, trains, "weights", in_layer=True)
         if m.bias:
             yield ParameterTensor(m.out_features, 0, copies, outer, trains, "weights", in_layer=True)
-        if adapts and m.kind != "router" and (s.targets is None or m.name in s.targets):
+        if adapts and _adapted(m, s):
             for side in (m.in_features, m.out_features):
                 yield ParameterTensor(side, side, copies, s.adapter_width, True, "adapters", of_rank=True, in_layer=True)
     elif isinstance(m, Experts):
         wide = m.intermediate_size * (2 if m.gated else 1)
         if m.fused:
-            for rows, columns in ((wide, m.hidden_size), (m.hidden_size, m.intermediate_size)):
+            adapted = adapts and not m.bias and (s.targets is None or m.name in s.targets)
+            for rows, columns, ranks in ((wide, m.hidden_size, 2 if m.gated else 1), (m.hidden_size, m.intermediate_size, 1)):
                 yield ParameterTensor(m.num_experts * rows * columns, m.num_experts * rows, copies, outer, trains, "weights", in_layer=True)
+                if adapted:  # PEFT 0.21: one adapter for all experts, of twice the rank where gate and up are fused
+                    for side in (rows, columns):
+                        yield ParameterTensor(m.num_experts * ranks * side, side, copies, s.adapter_width, True, "adapters", of_rank=True, in_layer=True)
         else:
             for rows, columns in ((m.intermediate_size, m.hidden_size),) * (2 if m.gated else 1) + ((m.hidden_size, m.intermediate_size),):
                 part = Linear(m.name, "other", columns, rows)
@@ -184,6 +188,12 @@ def _module(m, copies: int, s: Storing, width: int, outer: float, norm: float, t
         yield ParameterTensor(m.parameters, m.num_embeddings, copies, outer, trains, "weights")
     elif isinstance(m, Weight):
         yield ParameterTensor(m.parameters, 0, copies, outer, trains, "weights", in_layer=True)
+
+
+def _adapted(m: Linear, s: Storing) -> bool:
+    if m.kind == "router":
+        return s.targets is None and not m.bias
+    return s.targets is None or m.name in s.targets
 
 
 def _quantized(m: Linear, copies: int, s: Storing, part: str) -> ParameterTensor:

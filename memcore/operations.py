@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .tape import EFFICIENT_ROWS, FLASH_ROWS, INDEX, ONE, SCORES, SQUARE, WORKING, Tape, Tensor
+from .tape import EFFICIENT_ROWS, FLASH_ROWS, INDEX, ONE, SCORES, TOKENS, WORKING, Tape, Tensor
 
 FLOAT32, HALF, BYTE, INT64 = 4, 2, 1, 8
 SCORES_TERM, LOGITS_TERM = INDEX["attention_scores"], INDEX["logits"]
@@ -44,10 +44,25 @@ def clone(tape: Tape, x: Tensor) -> Tensor:
     return out
 
 
+def clamped_swiglu(tape: Tape, both: Tensor) -> Tensor:
+    """gpt-oss: clamp gate and up, (up + 1) * gate * sigmoid(alpha * gate)."""
+    half = both.elements / 2
+    gate = _clamp(tape, narrow(tape, both, half))
+    up = _clamp(tape, narrow(tape, both, half))
+    del both
+    glu = multiply(tape, gate, _unary(tape, scale(tape, gate), (None,)))
+    del gate
+    return multiply(tape, shift(tape, up), glu)
+
+
+def _clamp(tape: Tape, x: Tensor) -> Tensor:
+    return _unary(tape, x, (x,))
+
+
 def activation(tape: Tape, x: Tensor, name: str) -> Tensor:
     """silu, gelu and relu keep one tensor; gelu_new and relu2 are several operations in Python."""
     if name in ("gelu_new", "gelu_fast", "quick_gelu"):
-        cube = _unary(tape, x, (x,), scratch=2)
+        cube = power(tape, x)
         inner = add(tape, x, scale(tape, cube))
         del cube
         tanh = _unary(tape, scale(tape, inner), (None,))
@@ -59,6 +74,13 @@ def activation(tape: Tape, x: Tensor, name: str) -> Tensor:
     if name == "relu":
         return _unary(tape, x, (None,))
     return _unary(tape, x, (x,))
+
+
+def power(tape: Tape, x: Tensor) -> Tensor:
+    """x ** n: keeps x; backward makes x ** (n - 1) and its multiple. float32 under autocast."""
+    if tape.autocast:
+        x = cast(tape, x, FLOAT32)
+    return _unary(tape, x, (x,), scratch=2)
 
 
 def scale(tape: Tape, x: Tensor, term: int = WORKING) -> Tensor:
@@ -105,9 +127,9 @@ def multiply(tape: Tape, a: Tensor, b: Tensor, term: int = WORKING) -> Tensor:
     return out
 
 
-def dropout(tape: Tape, x: Tensor) -> Tensor:
+def dropout(tape: Tape, x: Tensor, term: int = WORKING) -> Tensor:
     """native_dropout: a one-byte mask is kept."""
-    out, mask = tape.new(x.elements, x.width), tape.new(x.elements, BYTE)
+    out, mask = tape.new(x.elements, x.width, term), tape.new(x.elements, BYTE, term)
     tape.note()
     shape, width = x.elements, x.width
 
@@ -146,13 +168,13 @@ def split(tape: Tape, x: Tensor, parts: list) -> list[Tensor]:
     return outs
 
 
-def narrow(tape: Tape, x: Tensor, elements) -> Tensor:
+def narrow(tape: Tape, x: Tensor, elements, term: int = WORKING) -> Tensor:
     """x[..., a:b]: a view; its gradient is a zero-filled tensor of x's whole size."""
     out = Tensor(x.storage, elements, x.width, view=True)
     shape, width = x.elements, x.width
 
     def backward(tape, grads):
-        grad = tape.new(shape, width)
+        grad = tape.new(shape, width, term)
         tape.note()
         return [grad]
 
@@ -197,6 +219,15 @@ def matmul(tape: Tape, x: Tensor, weight: Tensor, out_elements, *, bias: Tensor 
     return out
 
 
+def merged_weight(tape: Tape, a: Tensor, b: Tensor, elements, width: int) -> Tensor:
+    """W + B A: a new tensor as large as W, whose gradient is as large again."""
+    product = matmul(tape, a, b, elements)
+    out = tape.new(elements, width)
+    tape.note()
+    tape.node((product,), (out,), (), lambda tape, grads: [grads[0]])
+    return out
+
+
 def matmul_dequantized(tape: Tape, x: Tensor, weight_elements, out_elements, *, scratch=None, keeps_input: bool = False) -> Tensor:
     """A quantized matrix unpacked to 16 bits for the product, forward and backward; nothing but the packed weight is kept."""
     dequantized = INDEX["dequantized"]
@@ -234,7 +265,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows, *, fp32_weight:
     """
     width = x.width
     x32 = cast(tape, x, FLOAT32)
-    square = _unary(tape, x32, (x32,), scratch=2)
+    square = power(tape, x32)
     variance = _unary_rows(tape, square, rows)
     del square
     inverse = _unary(tape, shift(tape, variance), (None,), scratch=1)
@@ -357,12 +388,12 @@ def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, 
     return out
 
 
-def efficient_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int, head_dim: int, rows, bias: bool, bias_per_sequence: bool) -> Tensor:
+def efficient_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int, head_dim: int, rows, bias: bool) -> Tensor:
     """The memory-efficient kernel, which a mask, unequal head widths or float32 lead to; a mask becomes a bias in q's dtype."""
-    mask = tape.new(SCORES if bias_per_sequence else SQUARE, q.width, SCORES_TERM) if bias else None
+    mask = tape.new(SCORES, q.width, SCORES_TERM) if bias else None
     out = tape.new(out_elements, q.width)
     statistics = tape.new(rows * heads, FLOAT32)
-    random_state = tape.new(ONE, 24)
+    random_state = tape.new(ONE, 16)
     tape.note()
     shapes, needs = [(t.elements, t.width) for t in (q, k, v)], [t.requires_grad for t in (q, k, v)]
     workspace = EFFICIENT_ROWS * heads * FLOAT32 * (1 + (-(-head_dim // 64) * 64 if q.width != FLOAT32 else 0))
@@ -376,22 +407,39 @@ def efficient_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_element
     return out
 
 
-def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int, softcap: bool, attention_dropout: bool, sinks: bool = False) -> Tensor:
-    """softmax(q k^T) v in Python: float32 probabilities and their 16-bit copy are kept, both s*s."""
+def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int, softcap: bool, attention_dropout: bool, float32_softmax: bool) -> Tensor:
+    """softmax(q k^T) v in Python: the probabilities and, where they are float32, their 16-bit copy are kept, both s*s."""
     scores = SCORES * heads
     width = q.width
     weights = scale(tape, _batched(tape, q, k, scores, SCORES_TERM), SCORES_TERM)
     if softcap:
         weights = tanh_cap(tape, weights, SCORES_TERM)
     weights = shift_scores(tape, weights)
-    if not sinks:
+    if float32_softmax or tape.autocast:
         weights = cast(tape, weights, FLOAT32, SCORES_TERM)
     weights = _unary(tape, weights, (None,), term=SCORES_TERM)
     weights = cast(tape, weights, width, SCORES_TERM)
     if attention_dropout:
-        weights = dropout(tape, weights)
+        weights = dropout(tape, weights, SCORES_TERM)
     out = _batched(tape, weights, v, out_elements, WORKING)
     del weights
+    return clone(tape, out)
+
+
+def sink_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int) -> Tensor:
+    """gpt-oss: a learned sink is one more column of the scores; softmax in q's dtype, its result kept once, the maxima's indices too."""
+    scores, wide = SCORES * heads, SCORES * heads + TOKENS * heads
+    weights = scale(tape, _batched(tape, q, k, scores, SCORES_TERM), SCORES_TERM)
+    weights = shift_scores(tape, weights)
+    combined = _unary(tape, weights, (), elements=wide, term=SCORES_TERM)
+    del weights
+    indices = tape.new(TOKENS * heads, INT64)
+    shifted = _unary(tape, combined, (indices,), term=SCORES_TERM)
+    del combined, indices
+    probabilities = _unary(tape, shifted, (None,), term=SCORES_TERM)
+    del shifted
+    out = _batched(tape, narrow(tape, probabilities, scores, SCORES_TERM), v, out_elements, WORKING)
+    del probabilities
     return clone(tape, out)
 
 

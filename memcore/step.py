@@ -15,7 +15,7 @@ import numpy as np
 from . import operations as op
 from .architecture import Block, ModelArchitecture
 from .layers import Flow, Layers
-from .tape import CHUNK, GRADIENTS, INDEX, LABELS, ONE, SORT_ROWS, TERMS, TOKENS, WORKING, Event, Tape, Tensor
+from .tape import CHUNK, GRADIENTS, INDEX, LABELS, ONE, SCORES, SEQUENCE, SORT_ROWS, TERMS, TOKENS, WORKING, Event, Tape, Tensor
 
 PHASES = (
     "forward",
@@ -196,12 +196,11 @@ def _fused_linear_loss(layers: Layers, hidden: Tensor) -> Tensor:
         tape.note()
         del buffer
     else:
-        weight = tape.new(ONE * model.lm_head.weight_parameters, op.HALF, INDEX["weight_casts"]) if width == op.FLOAT32 else None
+        copies = (2 if trains else 1) if width == op.FLOAT32 else 0  # autocast's copy of the head, and its transpose's
+        weight = tape.new(ONE * (copies * model.lm_head.weight_parameters), op.HALF, INDEX["weight_casts"])
         logits = tape.new(chunk, op.HALF if flow.autocast else hidden.width, op.LOGITS_TERM)
         piece = tape.new(CHUNK * model.hidden_size, op.HALF)
         tape.note()
-        if grad_weight is not None and width == op.FLOAT32 and False:
-            pass
         del weight, logits, piece
     loss = tape.new(ONE, op.FLOAT32)
     head = tape.leaf(ONE * model.lm_head.weight_parameters, width, requires_grad=trains, keeps=True)
@@ -236,7 +235,10 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
 
     outside = zero.copy()  # made before the layers and alive until their backward pass: cos and sin
     rotary = max((b.attention.rotary_dim for b in model.distinct_layers if b.attention is not None), default=0)
-    outside[WORKING][BASIS_SEQUENCE] += 2 * rotary * width
+    tables = 2 if model.model_type.startswith("gemma3") else 1  # local and global positions
+    outside[WORKING] += (SEQUENCE * (2 * width) + ONE * op.FLOAT32) * (rotary * tables)  # cos and sin; two float32 frequency buffers of half a head
+    if flow.masked and flow.attention == "flash":
+        outside[INDEX["attention_scores"]] += SCORES * op.BYTE
     embeds = zero.copy()
     if embeds_alive:
         embeds[WORKING] += size * width
@@ -260,16 +262,14 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
         name = "backward_first_layer" if position < len(segments) - 1 and position == min(p for p, s in first_last if s is segment) and position <= len(segments) // 2 else "backward_last_layer"
         phases[name].append(shifted(segment.backward, base))
     total = head.gradients + grads_after[0] + segments[0].gradients
-    phases["backward_embedding"].append(_embedding_backward(model, flow, total + outside, size * width, trains_embedding, accumulates)[None] if input_grad else zero[None])
+    if input_grad:
+        phases["backward_embedding"].append(_embedding_backward(model, flow, total, size * width, trains_embedding, accumulates))
     gradients = total[GRADIENTS].copy()
     return Program(
         {name: pareto(np.concatenate(parts)) for name, parts in phases.items() if parts and sum(len(p) for p in parts)},
         gradients,
         segments[-1].kept.sum(axis=0),
     )
-
-
-BASIS_SEQUENCE = 3
 
 
 def _prefix(segments: list[Segment]):
@@ -293,11 +293,20 @@ def _occurrences(segments: list[Segment]) -> list[tuple[int, Segment]]:
 
 
 def _embedding_backward(model: ModelArchitecture, flow: Flow, base: np.ndarray, hidden: np.ndarray, trains: bool, accumulates: bool) -> np.ndarray:
-    """The embedding's gradient, as large as the embedding, beside all others."""
+    """The embedding's gradient beside all others. Where the head is tied, the head's gradient waits for it.
+
+    Two gradients of one weight are summed in place unless the first is a view, as a matrix product's transposed gradient
+    is: then the sum is a third tensor of that size.
+    """
     live = base.copy()
     live[WORKING] += hidden
-    if trains:
-        table = ONE * model.embed_tokens.parameters * flow.outer_width
-        live[GRADIENTS] += table
-        live[WORKING] += SORT_ROWS * model.hidden_size * op.FLOAT32
-    return live
+    if not trains:
+        return live[None]
+    table = ONE * (model.embed_tokens.parameters * flow.outer_width)
+    live[GRADIENTS] += table
+    summed = live.copy()
+    live[WORKING] += SORT_ROWS * (model.hidden_size * op.FLOAT32)
+    if not (model.tie_word_embeddings and flow.loss != "fused-linear" and not (flow.autocast and flow.outer_width == op.FLOAT32)):
+        return live[None]
+    summed[WORKING] += table - hidden
+    return np.array([live, summed])
