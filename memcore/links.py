@@ -1,0 +1,223 @@
+"""A link is a scenario: the controls of the page, how their values are read from an address and written into one.
+
+Each control is a field of `Scenario`, or one of the few things the page needs beside it (`PAGE_CONTROLS`). `read` never
+fails: what it cannot understand it leaves out and says so in one sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+from urllib.parse import urlencode
+
+from . import catalog
+from .scenario import CATALOG_CHOICES, CHOICES, LARGEST, SAVED_MODULES, Scenario, choices
+from .units import format_tokens, parse_tokens
+
+CUSTOM = "Custom…"
+UPLOAD = "config.json…"
+METHODS = {"full": "Full", "lora": "LoRA", "qlora": "QLoRA"}
+SHOWN_LETTERS = 40
+MOST_MODULES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One control of the page."""
+
+    key: str
+    default: Any
+    parse: Callable[[list[str]], Any]
+    """Text of a link to a value; a ValueError says what was expected."""
+    write: Callable[[Any], str | list[str]] = str
+
+
+def controls() -> dict[str, Control]:
+    """Every control by its key, in the order of the page."""
+    return {c.key: c for c in _controls()}
+
+
+def read(parameters: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], list[str]]:
+    """The values a link gives to controls, and a sentence for each part of it that was not understood."""
+    values: dict[str, Any] = {}
+    notices = []
+    known = controls()
+    for key, texts in parameters.items():
+        if key not in known:
+            notices.append(f"{_quote(key)} is not a control of this page and was left out")
+            continue
+        try:
+            values[key] = known[key].parse(list(texts))
+        except ValueError as error:
+            shown = known[key].write(known[key].default)
+            instead = ", ".join(shown) if isinstance(shown, list) else shown
+            notices.append(f"{key} {_quote(' '.join(texts))} {error}; using {instead or 'none'} instead")
+    return values, notices
+
+
+def write(values: Mapping[str, Any]) -> str:
+    """The query of the link to these values; what is at its default is left out."""
+    known = controls()
+    return urlencode([(k, known[k].write(v)) for k, v in values.items() if k in known and v != known[k].default], doseq=True)
+
+
+def _controls() -> list[Control]:
+    defaults = {field.name: field.default for field in fields(Scenario)}
+    found = [
+        Control("model", DEFAULT_MODEL, _model),
+        Control("custom_parameters", "8B", _text),
+        Control("device", DEFAULT_DEVICE, _device),
+        Control("custom_memory", 24.0, _positive, "{:g}".format),
+        Control("custom_memory_unit", "GB", _one_of({"GB": "GB", "GiB": "GiB"})),
+        Control("custom_unified", False, _flag, _write_flag),
+        Control("method", defaults["method"], _one_of(METHODS)),
+        Control("quantization", catalog_default_quantization(), _one_of({name: name for name in choices("quantization") if name != "none"})),
+        Control("sequence_length", defaults["sequence_length"], _whole("sequence_length", parse_tokens), format_tokens),
+        Control("micro_batch_size", defaults["micro_batch_size"], _whole("micro_batch_size", _integer)),
+    ]
+    taken = {c.key for c in found}
+    for name, default in defaults.items():
+        if name in taken:
+            continue
+        if name in CHOICES or name in CATALOG_CHOICES:
+            found.append(Control(name, default, _one_of({value: value for value in choices(name)})))
+        elif name in LARGEST:
+            found.append(Control(name, default, _whole(name, _integer)))
+        elif name == "lora_dropout":
+            found.append(Control(name, default, _share, "{:g}".format))
+        elif name == "autocast":
+            found.append(Control(name, default, _flag, _write_flag))
+        elif name == "lora_target_modules":
+            found.append(Control(name, (), _modules, list))
+        elif name == "modules_to_save":
+            found.append(Control(name, (), _saved, list))
+    found.append(Control("unit", "GiB", _one_of({"GiB": "GiB", "GB": "GB"})))
+    found.append(Control("view", "Estimate", _text))
+    return found
+
+
+DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
+DEFAULT_DEVICE = "NVIDIA GeForce RTX 4090"
+
+
+def catalog_default_quantization() -> str:
+    from .scenario import QLORA_QUANTIZATION
+
+    return QLORA_QUANTIZATION
+
+
+def _one_of(labels: Mapping[str, str]) -> Callable[[list[str]], str]:
+    by_text = {label.lower(): value for value, label in labels.items()} | {value.lower(): value for value in labels}
+
+    def parse(texts: list[str]) -> str:
+        value = by_text.get(texts[-1].strip().lower())
+        if value is None:
+            raise ValueError(f"must be one of {', '.join(labels)}")
+        return value
+
+    return parse
+
+
+def _model(texts: list[str]) -> str:
+    name = texts[-1].strip()
+    if name.lower().rstrip("….") == "custom":
+        return CUSTOM
+    if name.lower().rstrip("….") == "config.json":
+        raise ValueError("was uploaded, and an uploaded file is not part of a link")
+    found = {known.lower(): known for known in catalog.models()}.get(name.lower())
+    if found is None:
+        raise ValueError(f"is not in the catalog{_did_you_mean('model', name, list(catalog.models()))}")
+    return found
+
+
+def _device(texts: list[str]) -> str:
+    name = texts[-1].strip()
+    if name.lower().rstrip("….") == "custom":
+        return CUSTOM
+    devices = catalog.devices()
+    found = {d.label.lower(): d.name for d in devices.values()} | {d.name.lower(): d.name for d in devices.values()}
+    if name.lower() not in found:
+        raise ValueError(f"is not in the catalog{_did_you_mean('device', name, list(devices))}")
+    return found[name.lower()]
+
+
+def _did_you_mean(kind: str, name: str, known: list[str]) -> str:
+    closest = catalog.UnknownName(kind, name, known).closest
+    return f" (close to {', '.join(closest)})" if closest else ""
+
+
+def _whole(field: str, parse_one: Callable[[str], int]) -> Callable[[list[str]], int]:
+    def parse(texts: list[str]) -> int:
+        rule = f"must be a whole number from 1 to {LARGEST[field]:,}"
+        try:
+            value = parse_one(texts[-1])
+        except ValueError:
+            raise ValueError(rule) from None
+        if not 1 <= value <= LARGEST[field]:
+            raise ValueError(rule)
+        return value
+
+    return parse
+
+
+def _integer(text: str) -> int:
+    if len(text) > 18:
+        raise ValueError
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
+    if not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
+
+
+def _positive(texts: list[str]) -> float:
+    value = _number(texts[-1])
+    if value <= 0:
+        raise ValueError("must be above 0")
+    return value
+
+
+def _share(texts: list[str]) -> float:
+    value = _number(texts[-1])
+    if not 0 <= value < 1:
+        raise ValueError("must be a number from 0 up to, not including, 1")
+    return value
+
+
+def _flag(texts: list[str]) -> bool:
+    values = {"true": True, "false": False, "1": True, "0": False}
+    if texts[-1].lower() not in values:
+        raise ValueError("must be true or false")
+    return values[texts[-1].lower()]
+
+
+def _write_flag(value: bool) -> str:
+    return str(value).lower()
+
+
+def _text(texts: list[str]) -> str:
+    return texts[-1][:SHOWN_LETTERS]
+
+
+def _modules(texts: list[str]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name for text in texts for name in text.replace(",", " ").split()))
+    return () if names in ((), ("all-linear",)) else names[:MOST_MODULES]
+
+
+def _saved(texts: list[str]) -> tuple[str, ...]:
+    names = _modules(texts)
+    if unknown := [name for name in names if name not in SAVED_MODULES]:
+        raise ValueError(f"has {unknown[0][:SHOWN_LETTERS]!r}, which is not one of {', '.join(SAVED_MODULES)}")
+    return names
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_LETTERS else text[:SHOWN_LETTERS] + "…")

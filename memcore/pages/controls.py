@@ -1,0 +1,255 @@
+"""The sidebar: every choice of a Scenario as a widget that is bound to the address; what it gives is a Request.
+
+A widget's key is the name of the Scenario field it sets. A value that cannot be used gets its message at the field, and
+the last one that could be used stays in force.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import streamlit as st
+
+from memcore import catalog, configs, links, solver
+from memcore.architecture import ModelArchitecture
+from memcore.catalog import Device
+from memcore.links import CUSTOM, METHODS, UPLOAD
+from memcore.scenario import FIELDS, LARGEST, SAVED_MODULES, Scenario, choices, explanations
+from memcore.summary import by_method
+from memcore.units import format_bytes, format_count, format_tokens, parse_count
+
+LENGTHS = (512, 768, *(int(k * 2**n) for n in range(10, 20) for k in (1, 1.5)), 2**20)
+BATCHES = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), 40, 48, 56, 64, 80, 96, 112, 128, 192, 256, 384, 512)
+RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
+SIZES = {
+    "sequence_length": ("Sequence length (tokens)", LENGTHS, format_tokens),
+    "micro_batch_size": ("Micro batch (sequences per GPU)", BATCHES, str),
+    "lora_rank": ("LoRA rank", RANKS, str),
+    "gradient_accumulation_steps": ("Gradient accumulation steps", COUNTS, str),
+    "data_parallel_size": ("GPUs, each with its own micro batch", COUNTS, str),
+}
+"""Sliders with stops, by field: label, stops, and how a stop is written. A link may bring a stop of its own."""
+
+LABELS = {
+    "precision": "Precision recipe",
+    "optimizer": "Optimizer",
+    "adapter_precision": "Adapter precision",
+    "attention": "Attention kernel",
+    "loss": "Loss",
+    "kernels": "Kernels",
+    "prepare_kbit": "k-bit preparation",
+    "software": "Software",
+    "sharding": "Sharding over GPUs",
+}
+CATALOGS = {"precision": catalog.precisions, "optimizer": catalog.optimizers, "quantization": catalog.quantizations, "software": catalog.software}
+LONGEST_CONFIG = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the sidebar asks for."""
+
+    run: Scenario
+    device: Device
+    unit: str
+    by_method: dict[str, Scenario]
+    """The run with each method."""
+    values: dict[str, Any]
+    """Of every control, for the link."""
+    uploaded: bool
+    """The model is an uploaded config, which a link cannot carry."""
+
+
+def open_link() -> None:
+    """On the first run of a session: take what the address says, and remember what of it was not understood."""
+    state = st.session_state
+    if "_opened" not in state:
+        state["_opened"] = True
+        given = {key: st.query_params.get_all(key) for key in st.query_params}
+        values, state["_notices"] = links.read(given)
+        state.update(values)
+        state["_rewrite"] = {key: value for key, value in values.items() if value != links.controls()[key].default}
+    elif "_rewrite" in state:  # widgets exist now, so that what is assigned to them is written into the address in their own words
+        state.update(state.pop("_rewrite"))
+
+
+def sidebar() -> Request:
+    """Draw every control and read them."""
+    values: dict[str, Any] = {}
+    with st.sidebar:
+        st.markdown("#### memcore")
+        model = _model(values)
+        device = _device(values)
+        values["method"] = st.segmented_control(
+            "Method", list(METHODS), default=_default("method"), format_func=METHODS.get, key="method", required=True, bind="query-params", help=_help("method"), width="stretch"
+        )
+        _choice(values, "quantization", "Quantization of QLoRA", [name for name in choices("quantization") if name != "none"])
+        _size(values, "sequence_length")
+        _size(values, "micro_batch_size")
+        values["gradient_checkpointing"] = st.segmented_control(
+            "Gradient checkpointing", choices("gradient_checkpointing"), default=_default("gradient_checkpointing"), key="gradient_checkpointing", required=True, bind="query-params", help=_help("gradient_checkpointing"), width="stretch"
+        )
+        with st.expander("Advanced"):
+            _advanced(values, model)
+        values["unit"] = st.segmented_control("Unit", ["GiB", "GB"], default="GiB", key="unit", required=True, bind="query-params", help="GiB is 2^30 bytes, as nvidia-smi and CUDA count; GB is 10^9, as on the box.")
+        left, right = st.columns(2)
+        left.button("Reset", icon=":material/restart_alt:", on_click=_reset, width="stretch", help="All controls back to what a stock TRL and PEFT run does.")
+        with right.popover("Share", icon=":material/link:", width="stretch"):
+            _share(values)
+    fields = {name: values[name] for name in FIELDS if name in values and name != "model"}
+    fields["lora_target_modules"] = fields["lora_target_modules"] or "all-linear"
+    quantization = fields.pop("quantization")
+    run = Scenario(model=model, **fields, quantization=quantization if fields["method"] == "qlora" else "none")
+    return Request(run=run, device=device, unit=values["unit"], by_method=by_method(run, quantization), values=values, uploaded=values["model"] == UPLOAD)
+
+
+def _advanced(values: dict[str, Any], model: ModelArchitecture) -> None:
+    _choice(values, "optimizer")
+    _choice(values, "precision")
+    values["autocast"] = st.toggle("Autocast to 16 bits", value=_default("autocast"), key="autocast", bind="query-params", help=_help("autocast"))
+    _size(values, "gradient_accumulation_steps")
+    st.markdown("**Adapters** (LoRA and QLoRA)")
+    _size(values, "lora_rank")
+    values["lora_dropout"] = st.number_input("LoRA dropout", 0.0, 0.99, _default("lora_dropout"), 0.05, key="lora_dropout", bind="query-params", help=_help("lora_dropout"))
+    _several(values, "lora_target_modules", "Target modules (none chosen: all linear)", model.lora_targets)
+    _several(values, "modules_to_save", "Trained in full beside the adapters", SAVED_MODULES)
+    _choice(values, "adapter_precision")
+    _choice(values, "prepare_kbit")
+    st.markdown("**Software**")
+    for field in ("software", "attention", "loss", "kernels"):
+        _choice(values, field)
+    st.markdown("**Several GPUs**")
+    _size(values, "data_parallel_size")
+    _choice(values, "sharding")
+
+
+def _default(key: str) -> Any:
+    return links.controls()[key].default
+
+
+def _help(field: str) -> str:
+    return explanations()[field]
+
+
+def _choice(values: dict[str, Any], field: str, label: str = "", options: Any = ()) -> None:
+    options = list(options or choices(field))
+    values[field] = st.selectbox(label or LABELS[field], options, index=options.index(_default(field)), key=field, bind="query-params", help=_help(field))
+    if field in CATALOGS:
+        st.caption(CATALOGS[field]()[values[field]].label)
+
+
+def _size(values: dict[str, Any], field: str) -> None:
+    label, stops, write = SIZES[field]
+    chosen = st.session_state.get(field, _default(field))
+    values[field] = st.select_slider(label, sorted({*stops, chosen, _default(field)}), value=_default(field), format_func=write, key=field, bind="query-params", help=_help(field))
+
+
+def _several(values: dict[str, Any], field: str, label: str, options: tuple[str, ...]) -> None:
+    chosen = st.session_state.get(field) or ()
+    if unknown := [name for name in chosen if name not in options]:
+        st.session_state[field] = [name for name in chosen if name in options]
+        st.caption(f":material/info: This model has no {', '.join(unknown)}.")
+    values[field] = tuple(st.multiselect(label, options, key=field, bind="query-params", help=_help(field), placeholder="all linear" if field == "lora_target_modules" else "none"))
+
+
+def _model(values: dict[str, Any]) -> ModelArchitecture:
+    names = [CUSTOM, UPLOAD, *catalog.models()]
+    name = values["model"] = st.selectbox("Model", names, index=names.index(links.DEFAULT_MODEL), key="model", bind="query-params", help="Type any part of a name. Custom… takes a number of parameters, config.json… a file from the Hub.")
+    model = _last_good("model", {CUSTOM: _custom_model, UPLOAD: _uploaded_model}.get(name, lambda values: catalog.model(name)), values, lambda: catalog.model(links.DEFAULT_MODEL))
+    st.caption(f"{format_count(model.parameters)} parameters · {len(model.layers)} layers × {model.hidden_size:,} · vocabulary {model.vocab_size:,}")
+    return model
+
+
+def _last_good(what: str, make: Callable[[dict[str, Any]], Any], values: dict[str, Any], fallback: Callable[[], Any]) -> Any:
+    """What the field gives; where it cannot be used, a message at the field and the last one that could."""
+    try:
+        made = make(values)
+    except (ValueError, KeyError) as error:
+        made = st.session_state.get(f"_good_{what}") or fallback()
+        st.error(f"{error}", icon=":material/error:")
+        st.caption(f"Still showing {made.name if what == 'model' else made.label}.")
+    else:
+        st.session_state[f"_good_{what}"] = made
+    return made
+
+
+def _custom_model(values: dict[str, Any]) -> ModelArchitecture:
+    text = values["custom_parameters"] = st.text_input("Parameters", _default("custom_parameters"), max_chars=30, key="custom_parameters", bind="query-params", help="Such as 8B, 350M or 8,030,261,248.")
+    model = solver._custom_model(parse_count(text))
+    st.caption("Shaped like a Llama of that size; a real model's vocabulary and layers may differ, and with them its memory.")
+    return model
+
+
+def _uploaded_model(values: dict[str, Any]) -> ModelArchitecture:
+    file = st.file_uploader("config.json", type=["json"], key="config_file", help="From the model's files on the Hub.")
+    pasted = st.text_area("or paste it", key="config_text", height=80, max_chars=LONGEST_CONFIG)
+    text = file.getvalue().decode(errors="replace") if file else pasted
+    if not text.strip():
+        raise ValueError("Upload or paste a model's config.json")
+    st.caption(":material/link_off: A file cannot be part of a link: send it along.")
+    return read_config(text)
+
+
+def read_config(text: str) -> ModelArchitecture:
+    """The model that the text of a config.json describes."""
+    try:
+        config = json.loads(text[:LONGEST_CONFIG])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"This is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError("A config.json is an object, {…}, with keys such as hidden_size")
+    try:
+        model = configs.model_from_config(config)
+    except configs.ConfigError:
+        raise
+    except Exception as error:  # whatever a stranger's file does, the page stays
+        raise ValueError(f"This config.json could not be read: {type(error).__name__} {error}") from error
+    name = config.get("_name_or_path")
+    return replace(model, name=str(name)[:80] if name else f"uploaded {model.model_type}")
+
+
+def _device(values: dict[str, Any]) -> Device:
+    devices = catalog.devices()
+    names = [CUSTOM, *devices]
+    name = values["device"] = st.selectbox("Device", names, index=names.index(links.DEFAULT_DEVICE), format_func=lambda n: devices[n].label if n in devices else n, key="device", bind="query-params", help="What the run may take is what the driver leaves it: less than the number on the box.")
+    device = _last_good("device", _custom_device if name == CUSTOM else lambda values: devices[name], values, lambda: devices[links.DEFAULT_DEVICE])
+    unit = st.session_state.get("unit", "GiB")
+    st.caption(f"{format_bytes(device.usable_bytes, unit)} usable of {format_bytes(device.memory_bytes, unit)}: {device.usable_basis}")
+    return device
+
+
+def _custom_device(values: dict[str, Any]) -> Device:
+    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    amount = values["custom_memory"] = left.number_input("Memory", value=_default("custom_memory"), step=1.0, format="%g", key="custom_memory", bind="query-params")
+    unit = values["custom_memory_unit"] = right.segmented_control("Unit of memory", ["GB", "GiB"], default="GB", key="custom_memory_unit", required=True, label_visibility="collapsed", bind="query-params")
+    unified = values["custom_unified"] = st.toggle("Unified memory (shared with the system)", key="custom_unified", bind="query-params", help="A Mac or another machine whose GPU uses the RAM gives a run only part of it.")
+    return catalog.custom_device(amount, unit, unified)
+
+
+def _share(values: dict[str, Any]) -> None:
+    query = links.write(values)
+    st.caption("Opens this page with these settings.")
+    st.code(f"{(st.context.url or '').split('?')[0]}{'?' + query if query else ''}", language=None, wrap_lines=True)
+    if values["model"] == UPLOAD:
+        st.warning("The uploaded config.json is not in the link: send it along.", icon=":material/link_off:")
+
+
+def _reset() -> None:
+    for key, control in links.controls().items():
+        if key != "view":
+            st.session_state[key] = list(control.default) if isinstance(control.default, tuple) else control.default
+    st.session_state["_notices"] = []
+
+
+def notices() -> None:
+    """What of the link was not understood; shown until the next move."""
+    if found := st.session_state.get("_notices"):
+        st.warning("**Parts of this link were not understood.**\n\n" + "\n".join(f"- {_escape(n)}" for n in found), icon=":material/link_off:")
+
+
+def _escape(text: str) -> str:
+    return "".join(f"\\{c}" if c in "\\`*_{}[]()<>#+-.!|$:~^" else c for c in text)
