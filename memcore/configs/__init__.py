@@ -9,13 +9,15 @@ from ..architecture import ModelArchitecture, Tower
 from .blocks import language_model
 from .classic import CLASSIC
 from .dense import DENSE
+from .deepseek_v4 import DEEPSEEK_V4
 from .family import Family
+from .gemma import GEMMA
+from .hybrid import HYBRID
 from .reading import REMEDY, ConfigError, Keys, read_json
 from .sparse import SPARSE
 from .towers import siglip
 
-FAMILIES: dict[str, Family] = {**CLASSIC, **DENSE, **SPARSE}
-REQUIRED = ("hidden_size", "num_hidden_layers", "vocab_size")
+FAMILIES: dict[str, Family] = {**CLASSIC, **DENSE, **SPARSE, **HYBRID, **GEMMA, "deepseek_v4": DEEPSEEK_V4}
 
 __all__ = ["ConfigError", "model_from_config"]
 
@@ -35,4 +37,4 @@ def model_from_config(config: Mapping | str | os.PathLike) -> ModelArchitecture:
     family = FAMILIES.get(model_type)
     if family is None:
         raise ConfigError(f"model_type ({model_type!r}) is not known to memcore; {REMEDY}")
-    return language_model(Keys(values, model_type, family.keys, required=REQUIRED), family)
+    return language_model(Keys(values, model_type, family.keys, required=family.required), family)

@@ -76,7 +76,8 @@ def attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
     if family.fused_qkv:
         modules: tuple[Module, ...] = (linear(keys, family, "qkv", hidden_size, sum(widths.values()), family.qkv_bias),)
     else:
-        modules = tuple(linear(keys, family, role, hidden_size, width, family.qkv_bias) for role, width in widths.items())
+        double = {"q": 1 + family.gated_query}
+        modules = tuple(linear(keys, family, role, hidden_size, w * double.get(role, 1), family.qkv_bias) for role, w in widths.items())
     if keys.on(family.qk_norm):
         modules += tuple(
             norm(keys, family, name_of(family, f"{role}_norm"), role, widths[role] if family.qk_norm_all_heads else shape.head_dim,
@@ -86,6 +87,10 @@ def attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
     modules += family.attention_extra(keys, shape)
     modules += (linear(keys, family, "o", shape.num_attention_heads * shape.value_head_dim, hidden_size, family.o_bias),)
     return Mixer(("attention",), modules, shape)
+
+
+def no_mixer(keys: Keys, family: Family, layer: Layer) -> Mixer:
+    return Mixer((), ())
 
 
 # Feed-forward
@@ -118,24 +123,29 @@ def sparse(keys: Keys, family: Family, layer: Layer) -> tuple[Module, ...]:
     if experts_per_token > num_experts:
         raise keys.refuse(moe.experts_per_token, f"is larger than {keys.label(moe.num_experts)} ({num_experts})")
     router = Linear(moe.router, "router", hidden_size, num_experts, bias=keys.on(moe.router_bias), kind=moe.router_kind)
-    experts = Experts(
-        name_of(family, "experts"), num_experts, experts_per_token, hidden_size, keys.size(moe.intermediate_size),
+    width = keys.size(moe.latent_size, otherwise=hidden_size) if moe.latent_size else hidden_size
+    experts: tuple[Module, ...] = (Experts(
+        name_of(family, "experts"), num_experts, experts_per_token, width, keys.size(moe.intermediate_size),
         gated=moe.gated, bias=keys.on(moe.expert_bias),
-    )
+    ),)
+    if width != hidden_size:
+        bias = keys.on(family.mlp_bias)
+        experts = (Linear("fc1_latent_proj", "other", hidden_size, width, bias), *experts, Linear("fc2_latent_proj", "other", width, hidden_size, bias))
     shared: tuple[Module, ...] = ()
     if shared_size:
         shared = mlp(keys, family, shared_size, prefix="shared_")
         if moe.shared_router:
             shared += (Linear(name_of(family, "shared_router"), "shared_router", hidden_size, 1),)
-    return (router, *moe.extra(keys), experts, *shared)
+    return (router, *moe.extra(keys), *experts, *shared)
 
 
 def no_mlp(keys: Keys, family: Family, layer: Layer) -> tuple[Module, ...]:
     return ()
 
 
+MIXERS = {"none": no_mixer}
 MLPS = {"dense": dense, "sparse": sparse, "none": no_mlp}
-ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention", "attention")
 
 
 # Which layer is what
@@ -204,7 +214,9 @@ def block(keys: Keys, family: Family, layer: Layer) -> Block:
     """One decoder layer."""
     keys = keys.over(dict(layer.changes)) if layer.changes else keys
     hidden_size = keys.size("hidden_size")
-    build = family.mixers.get(layer.mixer) or (family.attention or attention if layer.mixer in ATTENTION_KINDS else None)
+    build = family.mixers.get(layer.mixer) or MIXERS.get(layer.mixer)
+    if layer.mixer in ATTENTION_KINDS:
+        build = family.attention or attention
     if build is None:
         raise ConfigError(f"layer type `{layer.mixer}` is not known to memcore; {REMEDY}")
     mixer = build(keys, family, layer)
@@ -222,8 +234,9 @@ def block(keys: Keys, family: Family, layer: Layer) -> Block:
         *at("pre_mlp", bool(feed_forward)), *feed_forward, *at("post_mlp", bool(feed_forward)),
     )
     rotary = family.rotary if mixer.attention and mixer.attention.rotary_dim else ""
+    shared = family.shared if family.shared and any(m.name.startswith(family.shared) for m in modules) else ""
     return Block(
-        mixers=mixer.tags, modules=modules, attention=mixer.attention, rotary=rotary,
+        shares=shared, mixers=mixer.tags, modules=modules, attention=mixer.attention, rotary=rotary,
         activation=keys.word(family.activation, family.default_activation), parallel=keys.on(family.parallel),
         hidden_dropout=keys.number(family.hidden_dropout, maximum=1.0) if family.hidden_dropout else 0.0,
     )

@@ -45,6 +45,8 @@ class MoE:
     """Width of the shared expert, 0 for none; None where the family has none."""
     shared_router: bool = False
     """The shared expert's output passes a gate of its own (Qwen2-MoE)."""
+    latent_size: str = ""
+    """The key that says how wide the experts' input is, where it is projected to a narrower one."""
     extra: Callable[[Keys], tuple[Module, ...]] = lambda keys: ()
     """What else a sparse part holds, such as a bias that steers the routing."""
 
@@ -61,10 +63,15 @@ class Family:
     derive: Callable[[Keys], Mapping[str, object]] = lambda keys: {}
     """memcore's keys computed from the family's own, where renaming is not enough."""
 
+    required: tuple[str, ...] = ("hidden_size", "num_hidden_layers", "vocab_size")
+    """What a config.json has to say itself; anything else may be left to the class default."""
+
     # attention
     fused_qkv: bool = False
     qkv_bias: Flag = False
     o_bias: Flag = False
+    gated_query: bool = False
+    """The query projection is twice as wide: its second half gates the attention's output (Qwen3-Next)."""
     qk_norm: Flag = False
     qk_norm_all_heads: bool = False
     """One weight for each element of all heads together, not one per element of a head."""
@@ -107,6 +114,8 @@ class Family:
     """What each layer is; None: by `layer_types`, else all alike."""
     mixers: Mapping[str, Callable[[Keys, Family, Layer], Mixer]] = field(default_factory=dict)
     """Builders for layer types that are not attention."""
+    shared: str = ""
+    """The modules whose names begin so are one copy that several layers use."""
     block_extra: Callable[[Keys], tuple[Module, ...]] = lambda keys: ()
     parallel: Flag = False
     hidden_dropout: str = ""

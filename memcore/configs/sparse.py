@@ -103,6 +103,22 @@ def flint_sparse(keys: Keys, depth: int) -> list[str]:
     return qwen_sparse(keys.over({"mlp_only_layers": [0, 1] if listed is None else listed}), depth)
 
 
+def glm_dsa_layers(keys: Keys, family: Family) -> list[Layer]:
+    """Some layers may reuse the choice of an earlier layer's indexer, and have none."""
+    depth = keys.layers()
+    pattern = keys.value("index_topk_pattern")
+    every_n, offset = keys.size("index_topk_freq", otherwise=1), keys.size("index_skip_topk_offset", otherwise=2, minimum=0)
+    types = keys.list("indexer_types", length=depth, of=str)
+    if types is None and isinstance(pattern, str):
+        types = ["shared" if letter == "S" else "full" for letter in pattern]
+    if types is None:
+        types = ["full" if max(i - offset + 1, 0) % every_n == 0 else "shared" for i in range(depth)]
+    if len(types) != depth:
+        raise keys.refuse("index_topk_pattern", f"has {len(types)} letters for {depth} layers")
+    parts = dense_first(3)(keys, depth)
+    return [Layer("indexed_attention", part, (("_reuses_index", True),) if kind == "shared" else ()) for part, kind in zip(parts, types, strict=True)]
+
+
 def cohere2_moe_layers(keys: Keys, family: Family) -> list[Layer]:
     depth, first = keys.layers(), keys.size("first_k_dense_replace", otherwise=0, minimum=0)
     prefix, step = keys.size("prefix_dense_sliding_window_pattern", otherwise=1), keys.size("sliding_window_pattern", otherwise=4)
@@ -112,6 +128,11 @@ def cohere2_moe_layers(keys: Keys, family: Family) -> list[Layer]:
     size = keys.size("prefix_dense_intermediate_size", otherwise=keys.size("intermediate_size"))
     parts = dense_first()(keys, depth)
     return [Layer(kind, part, (("intermediate_size", size),) if part == "dense" else ()) for kind, part in zip(kinds, parts, strict=True)]
+
+
+def floor_head_dim(keys: Keys) -> Mapping[str, object]:
+    """GLM-4.5 rounds the width of a head down where heads do not divide the hidden size."""
+    return {"head_dim": keys.size("head_dim", otherwise=max(1, keys.size("hidden_size") // keys.size("num_attention_heads")))}
 
 
 def dbrx_keys(keys: Keys) -> Mapping[str, object]:
@@ -140,7 +161,7 @@ def output_gate(name: str, per_head: bool = False) -> Callable[[Keys, Attention]
 
 def laguna_gate(keys: Keys, attention: Attention) -> tuple[Module, ...]:
     gating = keys.value("gating")
-    return () if gating is False else output_gate("g_proj", per_head=gating != "per-element")(keys, attention)
+    return output_gate("g_proj", per_head=gating in (True, "per-head"))(keys, attention)
 
 
 def steering_bias(keys: Keys) -> tuple[Module, ...]:
@@ -159,7 +180,7 @@ GRANITE_MOE = like(LLAMA, mlp_bias=False, embedding_scale=True, fused_gate_up=Tr
                    moe=MoE(**LOCAL, router="router", shared_size=shared_as("shared_intermediate_size")))
 DEEPSEEK_V3 = Family(attention=latent_attention, qkv_bias="attention_bias", rotary="interleaved", sliding=False, moe=DEEPSEEK_MOE,
                      layers=planned(mlps=dense_first()), measured=True)
-GLM4_MOE = like(GLM, fused_gate_up=False, rotary="cat", qk_norm="use_qk_norm", moe=DEEPSEEK_MOE, layers=planned(mlps=dense_first()))
+GLM4_MOE = like(GLM, derive=floor_head_dim, fused_gate_up=False, rotary="cat", qk_norm="use_qk_norm", moe=DEEPSEEK_MOE, layers=planned(mlps=dense_first()))
 MOE_NORMS = {"input": "input_layernorm", "post_attention": "post_attention_layernorm", "pre_mlp": "pre_mlp_layernorm", "post_mlp": "post_mlp_layernorm"}
 
 SPARSE: dict[str, Family] = {
@@ -172,8 +193,9 @@ SPARSE: dict[str, Family] = {
     "sarvam_mla": DEEPSEEK_V3,
     "glm4_moe_lite": like(DEEPSEEK_V3, layers=planned(mlps=dense_first(1))),
     "deepseek_v32": like(DEEPSEEK_V3, attention_extra=indexer),
-    "glm_moe_dsa": like(DEEPSEEK_V3, attention_extra=indexer, layers=planned(mlps=dense_first(3))),
-    "axk1": like(DEEPSEEK_V3, moe=MoE(num_experts="n_routed_experts", shared_size=shared_of("n_shared_experts"),
+    "glm_moe_dsa": like(DEEPSEEK_V3, attention_extra=lambda keys, attention: () if keys.flag("_reuses_index") else indexer(keys, attention),
+                        layers=glm_dsa_layers),
+    "axk1": like(DEEPSEEK_V3, layers=planned(mlps=dense_first(1)), moe=MoE(num_experts="n_routed_experts", shared_size=shared_of("n_shared_experts"),
                                       extra=lambda keys: (Norm("post_mlp_layernorm", "other", keys.size("hidden_size")),))),
     "glm4_moe": GLM4_MOE,
     "sarvam_moe": GLM4_MOE,
@@ -199,11 +221,11 @@ SPARSE: dict[str, Family] = {
         moe=MoE(router_kind="linear", shared_size=shared_of("num_shared_experts"), extra=steering_bias),
     ),
     "ernie4_5_moe": like(
-        LLAMA, qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", rotary="interleaved", layers=planned(mlps=ernie_sparse),
+        LLAMA, head_bias="use_bias", qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", rotary="interleaved", layers=planned(mlps=ernie_sparse),
         moe=MoE("moe_num_experts", "moe_k", shared_size=shared_of("moe_num_shared_experts"), extra=steering_bias),
     ),
     "hunyuan_v1_moe": like(HUNYUAN, layers=hunyuan_layers, moe=MoE(
-        experts_per_token="moe_topk", intermediate_size="intermediate_size", router="wg", router_kind="linear",
+        intermediate_size="intermediate_size", router="wg", router_kind="linear",
         shared_size=shared_as("intermediate_size"))),
     "hy_v3": Family(**BIASES, mlp_bias="mlp_bias", qk_norm=True, sliding=False, layers=planned(mlps=dense_first(1)),
                     moe=MoE(shared_size=shared_of("num_shared_experts"))),
