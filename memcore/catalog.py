@@ -188,22 +188,22 @@ class Software:
     library: str
     released: str
     logits_bytes: float
-    """Bytes per token and vocabulary entry alive at the loss with full logits."""
-    logits_bytes_no_autocast: float
-    hidden_loss_bytes: float | None
-    """Bytes per token and hidden element alive at the loss; empty: follows from the modules."""
-    triton_logits_bytes: float
-    triton_hidden_loss_bytes: float
+    """Bytes per token and vocabulary entry alive at the loss with full logits under autocast, as measured."""
+    upcasts_logits: str
+    """Where logits become float32: in the "model", the "loss", the "outputs" the loop converts, or "no"where."""
+    shifts_logits: bool
+    """The logits are copied without their last position, instead of shifting the labels."""
+    chunks: int
+    """Chunks of its chunked loss; 0: `chunk_tokens` says."""
     chunk_tokens: int
-    """Tokens of one chunk of its chunked loss; 0: not fixed."""
-    chunk_logits_bytes: float
+    """Tokens of one chunk of its chunked loss; 0: `chunks` says."""
     holds_outputs: bool
     """The loop keeps the model's 16-bit logits to the end of the step."""
     repeats_kv_families: tuple[str, ...]
     """Model types whose keys and values are repeated to the width of the queries before flash attention."""
     quantizes_head: bool
-    keeps_lora_output: bool
-    shares_dropped_input: bool
+    fused_qkv: bool
+    """One matrix for q, k and v, with an adapter on q and v whose output is kept; embedding and head are two tensors."""
     default_optimizer: str
     default_gradient_checkpointing: str
     default_loss: str

@@ -63,10 +63,11 @@ def flow_of(run: Scenario, masked: bool) -> Flow:
         repeats_kv=run.model.model_type in software.repeats_kv_families,
         casts_quantized_input=software.library == "transformers" and software.released < "2025-01",
         holds_outputs=software.holds_outputs,
-        upcasts_in_head=False,
-        lora_keeps_output=software.keeps_lora_output,
-        shares_dropped_input=software.shares_dropped_input,
-        splits_loss=False,
+        upcasts_logits=software.upcasts_logits,
+        shifts_logits=software.shifts_logits,
+        chunks=software.chunks,
+        fused_qkv=software.fused_qkv,
+        keeps_quantized_input=software.fused_qkv,
     )
 
 

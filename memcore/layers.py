@@ -54,12 +54,13 @@ class Flow:
     casts_quantized_input: bool
     """PEFT before 0.15 casts the input of an adapter on a quantized layer under autocast too."""
     holds_outputs: bool
-    upcasts_in_head: bool
-    """Transformers before 4.46 upcast the logits in the model's forward pass and copied them for the shift."""
-    lora_keeps_output: bool
-    shares_dropped_input: bool
-    splits_loss: bool
-    """torchtune and lit-gpt compute the loss in chunks of logits."""
+    upcasts_logits: str
+    shifts_logits: bool
+    chunks: int
+    fused_qkv: bool
+    """Lit-GPT: one matrix for q, k and v, with an adapter on q and v whose output is kept."""
+    keeps_quantized_input: bool
+    """bitsandbytes before 0.42 keeps the input of every quantized product, and unpacks a matrix in its own dtype before it casts it."""
 
 
 @cache
@@ -104,7 +105,8 @@ class Layers:
             inside = op.cast(tape, x, HALF)
             elements = ONE * m.weight_parameters
             scratch = elements / 64 if flow.double_quant else None
-            result = op.matmul_dequantized(tape, inside, elements, out, scratch=scratch, keeps_input=flow.quantization == "int8")
+            copies = 2 if flow.keeps_quantized_input else 1
+            result = op.matmul_dequantized(tape, inside, elements, out, scratch=scratch, copies=copies, keeps_input=flow.keeps_quantized_input or flow.quantization == "int8")
             del inside
             return op.cast(tape, result, x.width)
         width = flow.weight_width if width is None else width
@@ -124,6 +126,8 @@ class Layers:
             result = op.clone(tape, result)
             convert = not tape.autocast
             expected = result.width
+            if flow.fused_kernels:
+                return op.add(tape, result, self._fused_adapter(m, x))
             if convert or flow.casts_quantized_input:
                 x = op.cast(tape, x, flow.adapter_width)
             output = self._adapter(m, x)
@@ -148,6 +152,16 @@ class Layers:
         inner = op.matmul(tape, x, a, self._ranked(rows))
         del x
         return op.scale(tape, op.matmul(tape, inner, b, rows * m.out_features))
+
+    def _fused_adapter(self, m: Linear, x: Tensor) -> Tensor:
+        """The adapter in a fused kernel: A x is computed again in the backward pass; o's input is kept by attention already."""
+        flow, tape = self.flow, self.tape
+        a = self.weight(self.parameter(RANK * m.in_features, flow.adapter_width, True), (id(m), "lora_A"))
+        b = self.weight(self.parameter(RANK * m.out_features, flow.adapter_width, True), (id(m), "lora_B"))
+        rows = self._rows(x, m.in_features)
+        if flow.dropout:
+            x = op.dropout(tape, x)
+        return op.fused_product(tape, x, (a, b), rows * m.out_features, keeps_input=m.role != "o")
 
     def norm(self, m: Norm, x: Tensor, width: int | None = None) -> Tensor:
         flow, tape = self.flow, self.tape
@@ -243,7 +257,7 @@ class Layers:
             q = self.norm(roles["q_norm"], q)
         if "k_norm" in roles:
             k = self.norm(roles["k_norm"], k)
-        copied = block.rotary in ("cat",) or (block.rotary == "interleaved" and 0 < shape.rotary_dim < shape.head_dim)
+        copied = block.rotary == "cat" or self.flow.fused_qkv or (block.rotary == "interleaved" and 0 < shape.rotary_dim < shape.head_dim)
         if block.rotary:
             cos, sin = self._rotation(block)
             q, k = self._rotate(block, q, cos, sin, copied), self._rotate(block, k, cos, sin, copied)
@@ -256,6 +270,8 @@ class Layers:
 
     def _project(self, block: Block, roles: dict, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tape, shape = self.tape, block.attention
+        if self.flow.fused_qkv:
+            return tuple(op.split(tape, self._fused_qkv(block, x), [TOKENS * n for n in (shape.query_size, shape.key_size, shape.value_size)]))
         if "qkv" in roles:
             fused = self.linear(roles["qkv"], x)
             sizes = [TOKENS * n for n in (shape.query_size, shape.key_size, shape.value_size)]
@@ -269,12 +285,31 @@ class Layers:
         v = op.view(tape, self.linear(roles["v"] if "v" in roles else roles["k"], x))
         return q, k, v
 
+    def _fused_qkv(self, block: Block, x: Tensor) -> Tensor:
+        """Lit-GPT's LoRAQKVLinear: q and v adapted by one product, its output scattered into zeros and kept."""
+        flow, tape, shape = self.flow, self.tape, block.attention
+        size, adapted = self.model.hidden_size, shape.query_size + shape.value_size
+        whole = Linear("qkv", "qkv", size, adapted + shape.key_size)
+        result = self.base_linear(whole, x)
+        if not flow.adapters:
+            return result
+        a = self.parameter(RANK * (2 * size), flow.adapter_width, True)
+        b = self.parameter(RANK * adapted, flow.adapter_width, True)
+        dropped = op.dropout(tape, x) if flow.dropout else x
+        inner = op.matmul(tape, dropped, a, RANK_TOKENS * 2)
+        del dropped
+        output = op.matmul(tape, inner, b, TOKENS * adapted)
+        del inner
+        padded = op.scatter(tape, output, result.elements)
+        del output
+        return op.add(tape, result, op.scale(tape, padded))
+
     def _rotation(self, block: Block) -> tuple[Tensor, Tensor]:
         return self.cos, self.sin
 
     def _rotate(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, copied: bool) -> Tensor:
         if self.flow.fused_kernels:
-            return op.scale(self.tape, x)
+            return op.scale(self.tape, x)  # in place; nothing is kept
         part = x.elements * (block.attention.rotary_dim / block.attention.head_dim)
         return op.rotate(self.tape, x, cos, sin, part=part, concatenate_rest=copied)
 
@@ -283,6 +318,8 @@ class Layers:
         flow, tape, shape = self.flow, self.tape, block.attention
         heads, rows, model_type = shape.num_attention_heads, TOKENS, self.model.model_type
         grouped = shape.num_key_value_heads != heads
+        if flow.fused_qkv and grouped and shape.num_key_value_heads == 1:
+            return self._math_attention(block, q, k, v), False
         single = shape.num_key_value_heads == 1 and block.parallel  # Falcon always builds its mask
         wide_k, out_elements = TOKENS * (heads * shape.head_dim), TOKENS * (heads * shape.value_head_dim)
         package = model_type.startswith(FLASH_PACKAGE) and flow.attention == "flash"
@@ -395,7 +432,7 @@ class Layers:
             gate = op.activation(tape, self.linear(roles[prefix + "gate"], x), block.activation)
             return self.linear(down, self._product(gate, self.linear(roles[prefix + "up"], x)))
         h = self.linear(roles[prefix + "up"], x)
-        h = op.activation(tape, h, block.activation)
+        h = op.activation(tape, h, "gelu" if self.flow.fused_qkv and block.activation == "gelu_new" else block.activation)
         return self.linear(down, h)
 
     def _product(self, gate: Tensor, up: Tensor) -> Tensor:

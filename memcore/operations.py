@@ -228,18 +228,21 @@ def merged_weight(tape: Tape, a: Tensor, b: Tensor, elements, width: int) -> Ten
     return out
 
 
-def matmul_dequantized(tape: Tape, x: Tensor, weight_elements, out_elements, *, scratch=None, keeps_input: bool = False) -> Tensor:
-    """A quantized matrix unpacked to 16 bits for the product, forward and backward; nothing but the packed weight is kept."""
+def matmul_dequantized(tape: Tape, x: Tensor, weight_elements, out_elements, *, scratch=None, copies: int = 1, keeps_input: bool = False) -> Tensor:
+    """A quantized matrix unpacked to 16 bits for the product, forward and backward; nothing but the packed weight is kept.
+
+    `scratch`: float32 scales unpacked first (double quantization); `copies`: 2 where the unpacked matrix is cast again.
+    """
     dequantized = INDEX["dequantized"]
 
     def unpack(tape):
         if scratch is not None:
             scales = tape.new(scratch, FLOAT32, dequantized)
-            weight = tape.new(weight_elements, HALF, dequantized)
+            weight = tape.new(weight_elements * copies, HALF, dequantized)
             tape.note()
             del scales
             return weight
-        return tape.new(weight_elements, HALF, dequantized)
+        return tape.new(weight_elements * copies, HALF, dequantized)
 
     weight = unpack(tape)
     out = tape.new(out_elements, x.width)
@@ -255,6 +258,36 @@ def matmul_dequantized(tape: Tape, x: Tensor, weight_elements, out_elements, *, 
         return [grad]
 
     tape.node((x,), (out,), (x,) if keeps_input else (), backward)
+    return out
+
+
+def fused_product(tape: Tape, x: Tensor, weights: tuple[Tensor, ...], out_elements, *, keeps_input: bool) -> Tensor:
+    """Several small products in one kernel: keeps its input or nothing, makes what lies between again."""
+    out = tape.new(out_elements, HALF)
+    tape.note()
+    shape, width, small = x.elements, x.width, [(w.elements, w.width) for w in weights]
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad, *(tape.new(*s) for s in small)]
+
+    tape.node((x, *weights), (out,), (x,) if keeps_input else (), backward)
+    return out
+
+
+def scatter(tape: Tape, x: Tensor, elements) -> Tensor:
+    """index_copy into zeros: keeps its source."""
+    out = tape.new(elements, x.width)
+    tape.note()
+    shape, width = x.elements, x.width
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad]
+
+    tape.node((x,), (out,), (x,), backward)
     return out
 
 
@@ -481,26 +514,65 @@ def repeat_heads(tape: Tape, x: Tensor, elements) -> Tensor:
     return out
 
 
-def cross_entropy(tape: Tape, logits: Tensor, rows) -> Tensor:
-    """log_softmax keeps its float32 result; backward: the gradient of the loss and of log_softmax, both float32."""
+def shifted_logits(tape: Tape, logits: Tensor) -> Tensor:
+    """logits[..., :-1, :].contiguous(): a copy; its gradient fills a zeroed tensor of the logits' size."""
+    out = tape.new(logits.elements, logits.width, LOGITS_TERM)
+    tape.note()
+    shape, width = logits.elements, logits.width
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width, LOGITS_TERM)
+        tape.note()
+        return [grad]
+
+    tape.node((logits,), (out,), (), backward)
+    return out
+
+
+def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """log_softmax keeps its result; backward: the gradient of the loss and of log_softmax. float32 under autocast."""
     if tape.autocast:
         logits = cast(tape, logits, FLOAT32, LOGITS_TERM)
     log_softmax = tape.new(logits.elements, logits.width, LOGITS_TERM)
     tape.note()
     shape, width = logits.elements, logits.width
 
-    def softmax_backward(tape, grads):
+    def gradient(tape, grads):
         grad = tape.new(shape, width, LOGITS_TERM)
         tape.note()
         return [grad]
 
-    tape.node((logits,), (log_softmax,), (log_softmax,), softmax_backward)
+    tape.node((logits,), (log_softmax,), (log_softmax,), gradient)
     loss = tape.new(ONE, FLOAT32)
+    tape.node((log_softmax,), (loss,), (log_softmax,), gradient)
+    return loss
 
-    def nll_backward(tape, grads):
-        grad = tape.new(shape, width, LOGITS_TERM)
+
+def inplace_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """Keeps the logits and one float32 a row; the gradient overwrites the logits."""
+    loss, statistics = tape.new(ONE, FLOAT32), tape.new(TOKENS, FLOAT32)
+    tape.note()
+    kept = [Tensor(logits.storage, logits.elements, logits.width)]
+    tape.node((logits,), (loss,), (logits, statistics), lambda tape, grads: [kept.pop()])
+    return loss
+
+
+def chunked_cross_entropy(tape: Tape, logits: Tensor, *, keeps_softmax: bool, share: float) -> Tensor:
+    """Cross-entropy over chunks of the logits, `share` of them at a time in float32; `keeps_softmax`: log_softmax of all chunks is kept."""
+    softmax = tape.new(logits.elements, logits.width, LOGITS_TERM) if keeps_softmax else None
+    work = tape.new(logits.elements * share, 2 * FLOAT32, LOGITS_TERM)
+    tape.note()
+    del work
+    loss = tape.new(ONE, FLOAT32)
+    shape, width = logits.elements, logits.width
+
+    def backward(tape, grads):
+        work = tape.new(shape * share, 2 * FLOAT32, LOGITS_TERM)
+        tape.note()
+        del work
+        grad = tape.new(shape * (share or 1), width, LOGITS_TERM) if not keeps_softmax else tape.new(shape * 0, width, LOGITS_TERM)
         tape.note()
         return [grad]
 
-    tape.node((log_softmax,), (loss,), (log_softmax,), nll_backward)
+    tape.node((logits,), (loss,), (logits,) if softmax is None else (logits, softmax), backward)
     return loss

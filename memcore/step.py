@@ -15,7 +15,8 @@ import numpy as np
 from . import operations as op
 from .architecture import Block, ModelArchitecture
 from .layers import Flow, Layers
-from .tape import CHUNK, GRADIENTS, INDEX, LABELS, ONE, SCORES, SEQUENCE, SORT_ROWS, TERMS, TOKENS, WORKING, Event, Tape, Tensor
+from .losses import head_and_loss
+from .tape import GRADIENTS, INDEX, ONE, SCORES, SEQUENCE, SORT_ROWS, TERMS, TOKENS, WORKING, Event, Tape, Tensor
 
 PHASES = (
     "forward",
@@ -131,7 +132,7 @@ def head_segment(model: ModelArchitecture, flow: Flow, width: int, embeds_alive:
     leaf = x.leaf
     hidden = layers.norm(model.final_norm, x) if model.final_norm is not None else x
     del x, embeds
-    loss, outputs = _loss(layers, hidden)
+    loss, outputs = head_and_loss(layers, hidden)
     del hidden
     forward = list(tape.events)
     tape.leave_autocast()
@@ -145,76 +146,6 @@ def head_segment(model: ModelArchitecture, flow: Flow, width: int, embeds_alive:
     gradients[GRADIENTS] = tape.live[GRADIENTS]
     del outputs
     return Segment(_stack(forward), kept, kept, _stack(tape.events), gradients, width, False)
-
-
-def _head_trains(flow: Flow) -> bool:
-    return flow.trains_base or "lm_head" in flow.saved_modules
-
-
-def _loss(layers: Layers, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The head and the loss; also what the training loop keeps of the outputs."""
-    flow, tape, model = layers.flow, layers.tape, layers.model
-    head = model.lm_head
-    if flow.loss == "fused-linear":
-        return _fused_linear_loss(layers, hidden), None
-    logits = _as_logits(layers.base_linear(head, hidden, trains=_head_trains(flow), width=flow.outer_width))
-    if model.final_softcap:
-        logits = op.tanh_cap(tape, logits, op.LOGITS_TERM)
-    upcast = op.cast(tape, logits, op.FLOAT32, op.LOGITS_TERM)
-    labels = tape.new(LABELS, 1)
-    loss = op.cross_entropy(tape, upcast, TOKENS)
-    _keep(tape, loss, labels)
-    del upcast, labels
-    if flow.autocast:
-        converted = op.cast(tape, logits, op.FLOAT32, op.LOGITS_TERM)
-        del converted
-    return loss, logits if flow.holds_outputs else None
-
-
-def _keep(tape: Tape, result: Tensor, tensor: Tensor) -> None:
-    if result.node is not None:
-        result.node.saved.append(tape._hold(tensor.storage))
-
-
-def _as_logits(logits: Tensor) -> Tensor:
-    logits.storage.move(op.LOGITS_TERM)
-    return logits
-
-
-def _fused_linear_loss(layers: Layers, hidden: Tensor) -> Tensor:
-    """Liger's fused linear cross-entropy: logits of one chunk at a time; the gradients are computed in the forward pass."""
-    flow, tape, model = layers.flow, layers.tape, layers.model
-    trains, vocabulary = _head_trains(flow), model.vocab_size
-    width = flow.outer_width
-    labels = tape.new(LABELS, 1)
-    grad_input = tape.new(hidden.elements, hidden.width)
-    grad_weight = tape.new(ONE * model.lm_head.weight_parameters, width, op.LOGITS_TERM) if trains else None
-    losses = tape.new(TOKENS, op.FLOAT32)
-    chunk = CHUNK * vocabulary
-    if not flow.autocast and hidden.width == width:
-        buffer = tape.new(chunk, hidden.width, op.LOGITS_TERM)
-        tape.note()
-        del buffer
-    else:
-        copies = (2 if trains else 1) if width == op.FLOAT32 else 0  # autocast's copy of the head, and its transpose's
-        weight = tape.new(ONE * (copies * model.lm_head.weight_parameters), op.HALF, INDEX["weight_casts"])
-        logits = tape.new(chunk, op.HALF if flow.autocast else hidden.width, op.LOGITS_TERM)
-        piece = tape.new(CHUNK * model.hidden_size, op.HALF)
-        tape.note()
-        del weight, logits, piece
-    loss = tape.new(ONE, op.FLOAT32)
-    head = tape.leaf(ONE * model.lm_head.weight_parameters, width, requires_grad=trains, keeps=True)
-    tensors = [grad_input, grad_weight]
-
-    def backward(tape, grads):
-        results = list(tensors)
-        tensors.clear()
-        return results
-
-    saves = (grad_input,) if grad_weight is None else (grad_input, grad_weight)
-    tape.node((hidden, head), (loss,), saves, backward)
-    del losses, labels
-    return loss
 
 
 @lru_cache(maxsize=2048)
@@ -239,6 +170,8 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
     outside[WORKING] += (SEQUENCE * (2 * width) + ONE * op.FLOAT32) * (rotary * tables)  # cos and sin; two float32 frequency buffers of half a head
     if flow.masked and flow.attention == "flash":
         outside[INDEX["attention_scores"]] += SCORES * op.BYTE
+    if model.model_type.startswith("granite") and input_grad and not trains_embedding:
+        outside[WORKING] += size * width  # the embedding's output before its multiplier: a leaf that the graph holds
     embeds = zero.copy()
     if embeds_alive:
         embeds[WORKING] += size * width
@@ -306,7 +239,8 @@ def _embedding_backward(model: ModelArchitecture, flow: Flow, base: np.ndarray, 
     live[GRADIENTS] += table
     summed = live.copy()
     live[WORKING] += SORT_ROWS * (model.hidden_size * op.FLOAT32)
-    if not (model.tie_word_embeddings and flow.loss != "fused-linear" and not (flow.autocast and flow.outer_width == op.FLOAT32)):
+    head_gradient_is_a_view = flow.loss in ("full-logits", "triton") and not (flow.autocast and flow.outer_width == op.FLOAT32)
+    if not (model.tie_word_embeddings and head_gradient_is_a_view):
         return live[None]
     summed[WORKING] += table - hidden
     return np.array([live, summed])
