@@ -266,7 +266,7 @@ def language_model(keys: Keys, family: Family, name: str = "") -> ModelArchitect
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         layers=tuple(built[kind] for kind in kinds),
-        embed_tokens=Embedding(family.embed_tokens, vocab_size, width),
+        embed_tokens=Embedding(family.embed_tokens, vocab_size + family.spare_embeddings, width),
         lm_head=Linear(name_of(family, "head"), "other", width, vocab_size, bias=keys.on(family.head_bias)),
         final_norm=norm(keys, family, name_of(family, "final_norm"), "other", hidden_size) if keys.on(family.final_norm) else None,
         tie_word_embeddings=keys.on(family.tied),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..architecture import Attention, Embedding, Linear, Module, Norm, Weight
-from .blocks import every, planned
+from .blocks import attention, every, planned
 from .classic import COHERE, LN_NORMS, NEOX_NAMES
-from .family import Family, like
+from .family import Family, Layer, Mixer, like
 from .latent import latent_attention
 from .reading import REMEDY, ConfigError, Keys
 
@@ -98,6 +99,18 @@ def doge_residuals(keys: Keys) -> tuple[Module, ...]:
     return (Weight("input_residual", h), Weight("post_attention_residual", h))
 
 
+def mllama_layers(keys: Keys, family: Family) -> list[Layer]:
+    """Llama 3.2: some layers attend to the image instead of the text."""
+    listed = keys.list("cross_attention_layers", of=int)
+    cross = set([3, 8, 13, 18, 23, 28, 33, 38] if listed is None else listed)
+    return [Layer("cross_attention" if i in cross else "full_attention") for i in range(keys.layers())]
+
+
+def cross_attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
+    mixer = attention(keys, replace(family, qk_norm=True, rotary=""), layer)
+    return Mixer(("cross_attention",), (*mixer.modules, Weight("cross_attn_attn_gate", 1), Weight("cross_attn_mlp_gate", 1)), mixer.attention)
+
+
 BIASES = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
 LLAMA = Family(**BIASES, mlp_bias="mlp_bias", sliding=False, measured=True)
 MISTRAL = Family(measured=True)
@@ -107,6 +120,8 @@ GEMMA = Family(**BIASES, norm="rms-fp32-weight", activation="hidden_activation",
 GEMMA2 = like(GEMMA, norms=SANDWICH, layers=planned(every(2)), final_softcap="final_logit_softcapping", measured=True)
 OLMO2 = Family(**BIASES, norm="rms-fp32-weight", norms=AFTER, qk_norm=True, qk_norm_all_heads=True, sliding=False, measured=True)
 GLM = Family(qkv_bias="attention_bias", fused_gate_up=True, rotary="interleaved", partial_rotary=0.5, sliding=False, measured=True)
+GLM4 = like(GLM, norms={"input": "input_layernorm", "post_attention": "post_self_attn_layernorm", "pre_mlp": "post_attention_layernorm",
+                        "post_mlp": "post_mlp_layernorm"})
 PHI3 = Family(fused_qkv=True, fused_gate_up=True, rotary="cat", hidden_dropout="resid_pdrop", embedding_dropout="embd_pdrop", measured=True)
 HUNYUAN = Family(**BIASES, qk_norm=True, names={"q_norm": "query_layernorm", "k_norm": "key_layernorm"}, sliding=False)
 
@@ -161,8 +176,7 @@ DENSE: dict[str, Family] = {
     "gemma3_text": like(GEMMA2, layers=planned(every(6, "sliding_window_pattern")), qk_norm=True, measured=True),
     "phi3": PHI3,
     "glm": GLM,
-    "glm4": like(GLM, norms={"input": "input_layernorm", "post_attention": "post_self_attn_layernorm", "pre_mlp": "post_attention_layernorm",
-                             "post_mlp": "post_mlp_layernorm"}),
+    "glm4": GLM4,
     "chatglm": Family(
         keys={"num_hidden_layers": "num_layers", "vocab_size": "padded_vocab_size", "intermediate_size": "ffn_hidden_size",
               "head_dim": "kv_channels", "max_position_embeddings": "seq_length"},
@@ -183,4 +197,13 @@ DENSE: dict[str, Family] = {
     "minicpm3": like(LLAMA, attention=latent_attention, embedding_scale=True, derive=lambda keys: {
         "v_head_dim": keys.size("v_head_dim", otherwise=keys.size("hidden_size") // keys.size("num_attention_heads"))}),
     "youtu": like(LLAMA, attention=latent_attention, rotary="interleaved"),
+    # the language models within multimodal ones
+    "qwen2_vl_text": QWEN2,
+    "qwen2_5_vl_text": QWEN2,
+    "qwen3_vl_text": QWEN3,
+    "glm4v_text": like(GLM4, qkv_bias=True),
+    "mllama_text_model": like(
+        MISTRAL, layers=mllama_layers, mixers={"cross_attention": cross_attention}, sliding=False, spare_embeddings=8,
+        uncertain=("Layers that attend to an image are counted, but what they keep for its tokens was not measured.",),
+    ),
 }

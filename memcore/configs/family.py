@@ -124,6 +124,8 @@ class Family:
     # outside the layers
     embed_tokens: str = "embed_tokens"
     embedding_size: str = "hidden_size"
+    spare_embeddings: int = 0
+    """Rows of the embedding beyond the vocabulary."""
     embedding_dropout: str = ""
     embedding_scale: bool = False
     extra: Callable[[Keys], tuple[Module, ...]] = lambda keys: ()

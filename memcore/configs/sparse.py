@@ -250,4 +250,7 @@ SPARSE: dict[str, Family] = {
     ),
     "cohere2_moe": like(COHERE, qk_norm=False, sliding=True, layers=cohere2_moe_layers, moe=MoE(
         intermediate_size="intermediate_size", shared_size=shared_of("num_shared_experts", "intermediate_size"))),
+    # the language models within multimodal ones
+    "qwen3_vl_moe_text": Family(**BIASES, qk_norm=True, moe=MoE(), layers=planned(qwen_windows, qwen_sparse)),
+    "glm4v_moe_text": GLM4_MOE,
 }

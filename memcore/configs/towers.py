@@ -1,23 +1,295 @@
-"""Vision and audio towers with their projectors: counted from their own config."""
+"""Vision and audio towers, counted from their own configs: which parameters they hold, and how many of them in nn.Linear."""
 
 from __future__ import annotations
 
-from ..architecture import Tower
-from .reading import ConfigError, Keys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .reading import Keys
 
 
-def transformer_layer(h: int, i: int, bias: bool = True, norms: int = 4) -> int:
-    """Four square projections, two MLP matrices and `norms` vectors."""
-    return 4 * h * h + 2 * h * i + bias * (4 * h + h + i) + norms * h
+@dataclass
+class Count:
+    """A running count of a tower's parameters."""
+
+    linear: int = 0
+    """Weights of nn.Linear, which k-bit loading quantizes."""
+    other: int = 0
+    hidden_size: int = 0
+    num_layers: int = 0
+    intermediate_size: int = 0
+    tokens: int = 0
+    """Vectors that leave the tower for one image at its configured size; 0 where images keep their own size."""
+
+    @property
+    def parameters(self) -> int:
+        return self.linear + self.other
+
+    def linears(self, in_features: int, out_features: int, bias: bool = True, times: int = 1) -> None:
+        self.linear += times * in_features * out_features
+        self.other += times * out_features * bias
+
+    def convolution(self, in_channels: int, out_channels: int, *kernel: int, bias: bool = True) -> None:
+        size = in_channels * out_channels
+        for side in kernel:
+            size *= side
+        self.other += size + bias * out_channels
+
+    def vectors(self, size: int, times: int = 1) -> None:
+        self.other += times * size
 
 
-def siglip(keys: Keys) -> tuple[int, int]:
-    """Parameters, and tokens per image, of a SigLIP vision model."""
-    h, i = keys.size("hidden_size"), keys.size("intermediate_size")
-    side, patch, channels = keys.size("image_size"), keys.size("patch_size"), keys.size("num_channels")
-    patches = (side // patch) ** 2
-    total = channels * patch * patch * h + h + patches * h  # patches, positions
-    total += keys.layers() * transformer_layer(h, i) + 2 * h
-    if keys.flag("vision_use_head", True):
-        total += h + 4 * h * h + 4 * h + 2 * h + 2 * h * i + i + h
-    return total, patches
+def side(keys: Keys, name: str) -> int:
+    """A size that may be written as one number or as a list of two equal ones."""
+    value = keys.value(name)
+    if isinstance(value, (list, tuple)):
+        if len(value) != 2 or value[0] != value[1]:
+            raise keys.refuse(name, "must be one number or two equal ones")
+        return keys.over({name: value[0]}).size(name)
+    return keys.size(name)
+
+
+def patches(keys: Keys) -> int:
+    image, patch = side(keys, "image_size"), side(keys, "patch_size")
+    if patch > image:
+        raise keys.refuse("patch_size", f"is larger than {keys.label('image_size')} ({image})")
+    return (image // patch) ** 2
+
+
+def started(keys: Keys, depth: str = "num_hidden_layers", hidden_size: str = "hidden_size") -> tuple[Count, int, int]:
+    h, layers = keys.size(hidden_size, maximum=2**17), keys.layers(depth)
+    return Count(hidden_size=h, num_layers=layers), h, layers
+
+
+def siglip(keys: Keys, head: bool = True, class_token: bool = False, patch_bias: bool = True, pre_norm: bool = False) -> Count:
+    """SigLIP, and CLIP with its class token: biased square projections, LayerNorms, learned positions."""
+    count, h, layers = started(keys)
+    i = keys.size("intermediate_size")
+    count.intermediate_size, count.tokens = i, patches(keys)
+    count.convolution(keys.size("num_channels"), h, side(keys, "patch_size"), side(keys, "patch_size"), bias=patch_bias)
+    count.vectors(h, count.tokens + 2 * class_token)  # positions; the class token and its position
+    count.vectors(2 * h, pre_norm + 1)  # LayerNorms before and after the layers
+    count.linears(h, h, times=4 * layers)
+    count.linears(h, i, times=layers)
+    count.linears(i, h, times=layers)
+    count.vectors(4 * h, layers)
+    if head and keys.flag("vision_use_head", True):  # pools by attention
+        count.vectors(h + 3 * h * h + 3 * h + h * h + h + 2 * h)
+        count.linears(h, i)
+        count.linears(i, h)
+    return count
+
+
+def siglip_bare(keys: Keys) -> Count:
+    return siglip(keys, head=False)
+
+
+def clip(keys: Keys) -> Count:
+    return siglip(keys, head=False, class_token=True, patch_bias=False, pre_norm=True)
+
+
+def siglip2(keys: Keys) -> Count:
+    """SigLIP 2 (NaFlex): patches enter through a linear layer, positions are counted directly."""
+    positions = keys.size("num_patches")
+    patch, channels, h = side(keys, "patch_size"), keys.size("num_channels"), keys.size("hidden_size")
+    count = siglip(keys.over({"image_size": patch}))
+    count.other -= channels * patch * patch * h
+    count.linear += channels * patch * patch * h
+    count.vectors(h, positions - 1)
+    count.tokens = 0
+    return count
+
+
+def pixtral(keys: Keys) -> Count:
+    count, h, layers = started(keys)
+    i = count.intermediate_size = keys.size("intermediate_size")
+    count.convolution(keys.size("num_channels"), h, side(keys, "patch_size"), side(keys, "patch_size"), bias=False)
+    count.linears(h, h, bias=False, times=4 * layers)
+    count.linears(h, i, bias=False, times=2 * layers)
+    count.linears(i, h, bias=False, times=layers)
+    count.vectors(h, 2 * layers + 1)
+    return count
+
+
+def internvl(keys: Keys) -> Count:
+    count, h, layers = started(keys)
+    i, rms = keys.size("intermediate_size"), keys.word("norm_type", "layer_norm") == "rms_norm"
+    count.intermediate_size, count.tokens = i, patches(keys)
+    count.convolution(keys.size("num_channels"), h, side(keys, "patch_size"), side(keys, "patch_size"))
+    count.vectors(h, 1 + keys.flag("use_mask_token") + keys.flag("use_absolute_position_embeddings", True) * (count.tokens + 1))
+    count.linears(h, h, bias=keys.flag("attention_bias"), times=3 * layers)
+    count.linears(h, h, times=layers)
+    count.linears(h, i, times=layers)
+    count.linears(i, h, times=layers)
+    count.vectors(h, layers * (2 + (1 if rms else 2) * 2 + 2 * keys.flag("use_qk_norm")))  # layer scales, norms
+    count.vectors(2 * h, not keys.flag("use_mean_pooling", True))
+    return count
+
+
+def qwen2_vl(keys: Keys) -> Count:
+    count, h, layers = started(keys, "depth", "embed_dim")
+    i = count.intermediate_size = int(keys.number("mlp_ratio", 4, minimum=0.01, maximum=64) * h)
+    merged = h * keys.size("spatial_merge_size") ** 2
+    count.convolution(keys.size("in_channels"), h, keys.size("temporal_patch_size"), keys.size("patch_size"), keys.size("patch_size"), bias=False)
+    count.linears(h, 3 * h, times=layers)
+    count.linears(h, h, times=layers)
+    count.linears(h, i, times=layers)
+    count.linears(i, h, times=layers)
+    count.vectors(2 * h, 2 * layers + 1)
+    count.linears(merged, merged)
+    count.linears(merged, keys.size("hidden_size"))
+    return count
+
+
+def qwen2_5_vl(keys: Keys) -> Count:
+    count, h, layers = started(keys, "depth")
+    i = count.intermediate_size = keys.size("intermediate_size")
+    merged = h * keys.size("spatial_merge_size") ** 2
+    count.convolution(keys.size("in_channels"), h, keys.size("temporal_patch_size"), keys.size("patch_size"), keys.size("patch_size"), bias=False)
+    count.linears(h, 3 * h, times=layers)
+    count.linears(h, h, times=layers)
+    count.linears(h, i, times=2 * layers)
+    count.linears(i, h, times=layers)
+    count.vectors(h, 2 * layers + 1)
+    count.linears(merged, merged)
+    count.linears(merged, keys.size("out_hidden_size"))
+    return count
+
+
+def qwen3_vl(keys: Keys, deepstack: bool = True) -> Count:
+    """Learned positions, plain MLPs, and a merger for each layer whose output is handed on."""
+    count, h, layers = started(keys, "depth")
+    i = count.intermediate_size = keys.size("intermediate_size")
+    merged = h * keys.size("spatial_merge_size") ** 2
+    count.convolution(keys.size("in_channels"), h, keys.size("temporal_patch_size"), keys.size("patch_size"), keys.size("patch_size"))
+    count.vectors(h, keys.size("num_position_embeddings"))
+    count.linears(h, 3 * h, times=layers)
+    count.linears(h, h, times=layers)
+    count.linears(h, i, times=layers)
+    count.linears(i, h, times=layers)
+    count.vectors(2 * h, 2 * layers + 1)
+    handed_on = len(keys.list("deepstack_visual_indexes", of=int) or ()) if deepstack else 0
+    count.linears(merged, merged, times=1 + handed_on)
+    count.linears(merged, keys.size("out_hidden_size"), times=1 + handed_on)
+    count.vectors(2 * merged, handed_on)
+    return count
+
+
+def qwen3_5(keys: Keys) -> Count:
+    return qwen3_vl(keys, deepstack=False)
+
+
+def glm4v(keys: Keys) -> Count:
+    count, h, layers = started(keys, "depth")
+    out, wide, merge = keys.size("out_hidden_size"), keys.size("intermediate_size"), keys.size("spatial_merge_size")
+    count.intermediate_size = out
+    count.convolution(keys.size("in_channels"), h, keys.size("temporal_patch_size"), side(keys, "patch_size"), side(keys, "patch_size"))
+    count.vectors(h, patches(keys))
+    count.linears(h, 3 * h, bias=keys.flag("attention_bias"), times=layers)
+    count.linears(h, h, bias=False, times=layers)
+    count.linears(h, out, bias=False, times=2 * layers)
+    count.linears(out, h, bias=False, times=layers)
+    count.vectors(h, 2 * layers + 2)
+    count.convolution(h, out, merge, merge)
+    count.linears(out, out, bias=False)
+    count.vectors(2 * out)
+    count.linears(out, wide, bias=False, times=2)
+    count.linears(wide, out, bias=False)
+    return count
+
+
+def mllama(keys: Keys) -> Count:
+    """Llama 3.2: tiles with learned positions of their own, plain and gated layers."""
+    count, h, plain = started(keys)
+    gated, i, tiles = keys.layers("num_global_layers", minimum=0), keys.size("intermediate_size"), keys.size("max_num_tiles")
+    layers = plain + gated
+    ratios = len(keys.list("supported_aspect_ratios") or range(8)) + 1
+    count.intermediate_size, count.tokens = i, tiles * (patches(keys) + 1)
+    count.convolution(keys.size("num_channels"), h, side(keys, "patch_size"), side(keys, "patch_size"), bias=False)
+    count.vectors(h + (patches(keys) + 1) * h + ratios * tiles * (patches(keys) + 1) * h + 1)
+    count.vectors(ratios * tiles * h + 1, 2)
+    count.vectors(4 * h)
+    count.linears(h, h, bias=False, times=4 * layers)
+    count.linears(h, i, times=layers)
+    count.linears(i, h, times=layers)
+    count.vectors(4 * h, layers)
+    count.vectors(2, gated)
+    return count
+
+
+def llama4(keys: Keys) -> Count:
+    count, h, layers = started(keys)
+    i, out = keys.size("intermediate_size"), keys.size("projector_output_dim")
+    ratio = keys.number("pixel_shuffle_ratio", 0.5, minimum=0.01, maximum=1)
+    n = patches(keys)
+    count.intermediate_size, count.tokens = i, int(n * ratio**2)
+    count.linears(keys.size("num_channels") * side(keys, "patch_size") ** 2, h, bias=False)
+    count.vectors(h, n + 2)
+    count.vectors(4 * h, layers + 1)
+    count.linears(h, h, times=4 * layers)
+    count.linears(h, i, times=layers)
+    count.linears(i, h, times=layers)
+    count.linears(i, keys.size("projector_input_dim"), bias=False)
+    count.linears(out, out, bias=False)
+    return count
+
+
+def gemma4_vision(keys: Keys) -> Count:
+    count, h, layers = started(keys)
+    i, d, heads = keys.size("intermediate_size"), keys.size("head_dim"), keys.size("num_attention_heads")
+    kv = keys.size("num_key_value_heads", otherwise=heads)
+    count.intermediate_size = i
+    count.linears(3 * keys.size("patch_size") ** 2, h, bias=False)
+    count.vectors(2 * h, keys.size("position_embedding_size"))
+    count.linears(h, heads * d, bias=False, times=layers)
+    count.linears(h, kv * d, bias=False, times=2 * layers)
+    count.linears(heads * d, h, bias=False, times=layers)
+    count.linears(h, i, bias=False, times=2 * layers)
+    count.linears(i, h, bias=False, times=layers)
+    count.vectors(4 * h + 2 * d, layers)
+    return count
+
+
+def gemma4_audio(keys: Keys) -> Count:
+    """A conformer: feed-forward, attention, convolution, feed-forward."""
+    count, h, layers = started(keys)
+    channels = keys.list("subsampling_conv_channels", length=2, of=int) or [128, 32]
+    first, second = (keys.over({"_channels": c}).size("_channels") for c in channels)
+    count.intermediate_size = 4 * h
+    count.convolution(1, first, 3, 3, bias=False)
+    count.convolution(first, second, 3, 3, bias=False)
+    count.vectors(first + second)
+    count.linears(first // 4 * second, h, bias=False)
+    count.linears(h, 4 * h, bias=False, times=2 * layers)
+    count.linears(4 * h, h, bias=False, times=2 * layers)
+    count.linears(h, h, bias=False, times=5 * layers)
+    count.linears(h, 2 * h, bias=False, times=layers)
+    count.linears(h, h, bias=False, times=layers)
+    heads = keys.size("num_attention_heads")
+    count.vectors(9 * h + keys.size("conv_kernel_size") * h + h // heads, layers)
+    count.linears(h, keys.size("output_proj_dims"))
+    return count
+
+
+TOWERS: dict[str, Callable[[Keys], Count]] = {
+    "clip_vision_model": clip,
+    "siglip_vision_model": siglip,
+    "siglip2_vision_model": siglip2,
+    "idefics2_vision": siglip_bare,
+    "idefics3_vision": siglip_bare,
+    "smolvlm_vision": siglip_bare,
+    "pixtral": pixtral,
+    "internvl_vision": internvl,
+    "qwen2_vl_vision": qwen2_vl,
+    "qwen2_5_vl_vision": qwen2_5_vl,
+    "qwen3_vl_vision": qwen3_vl,
+    "qwen3_vl_moe_vision": qwen3_vl,
+    "qwen3_5_vision": qwen3_5,
+    "qwen3_5_moe_vision": qwen3_5,
+    "glm4v_vision": glm4v,
+    "glm4v_moe_vision": glm4v,
+    "mllama_vision_model": mllama,
+    "llama4_vision_model": llama4,
+    "gemma4_vision": gemma4_vision,
+    "gemma4_audio": gemma4_audio,
+}
