@@ -6,8 +6,13 @@ from memcore.pages import controls, estimate
 
 VIEWS = {"Estimate": estimate.show}
 
-st.set_page_config("memcore: memory of a fine-tune", layout="wide", initial_sidebar_state="auto")
+st.set_page_config("memcore: will this fine-tune fit?", layout="wide", initial_sidebar_state=330)
 controls.open_link()
+bar = controls.top_bar()
 request = controls.sidebar()
+with bar:
+    controls.share(request)
 controls.notices()
-VIEWS["Estimate"](request)
+view = controls.view(VIEWS)
+request, breakdowns = controls.answer(request)
+VIEWS[view](request, breakdowns)

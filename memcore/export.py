@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pandas as pd
 
 from .catalog import Device
 from .scenario import Scenario
-from .units import GiB
 
 RUNS_IN_A_SPREADSHEET = ("=", "+", "-", "@", "\t", "\r", "\n")
 ASCII = str.maketrans({"×": "x", "·": "*", "−": "-", "–": "-", "—": "-", "…": "...", "²": "^2", "“": '"', "”": '"', "’": "'"})
@@ -16,12 +16,9 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 def with_scenario(table: pd.DataFrame, run: Scenario, device: Device) -> pd.DataFrame:
-    """The table, with the bytes in GiB beside them and the run and its device in columns of their own, equal in every row."""
-    at = table.columns.get_loc("bytes") + 1
-    out = table.copy()
-    out.insert(at, "gib", out["bytes"] / GiB)
+    """The table, with the run and its device in columns of their own, equal in every row."""
     about = {**run.to_dict(), "device": device.name if device.kind != "custom" else device.label, "device_memory_bytes": device.memory_bytes, "device_usable_bytes": device.usable_bytes}
-    return out.assign(**{column: _cell(value) for column, value in about.items()})
+    return table.assign(**{column: _cell(value) for column, value in about.items()})
 
 
 def _cell(value: Any) -> Any:
@@ -43,3 +40,9 @@ def _safe(value: Any) -> Any:
         return value
     text = " ".join(value.translate(ASCII).split())
     return f"'{text}" if text.startswith(RUNS_IN_A_SPREADSHEET) else text
+
+
+def file_name(run: Scenario) -> str:
+    """Such as memcore-Llama-3.1-8B-qlora.csv."""
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", run.model.name.rpartition("/")[2]).strip("-.")[:60]
+    return f"memcore-{name or 'model'}-{run.method}.csv"

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from .links import METHODS
 from .summary import GROUPS
 from .units import BYTE_UNITS, format_bytes
 
@@ -19,93 +20,84 @@ COLORS = {
     "overhead": "#6B6B6B",
 }
 """One colour per group, the same in every figure; told apart with every common colour vision."""
+ON_COLORS = {"weights": "#ffffff", "gradients": "#1b2430", "optimizer": "#ffffff", "activations": "#1b2430", "logits": "#1b2430", "overhead": "#ffffff"}
 
 CAPACITY = "#D55E00"
 INK = "#808495"
 """Readable on white and on black."""
-QUIET = 0.4
-MARGIN = dict(l=8, r=8, t=8, b=40)
-LEGEND = dict(orientation="h", x=0, xanchor="left", y=1.02, yanchor="bottom", itemclick=False, itemdoubleclick=False, traceorder="normal", title=None)
+QUIET = 0.38
+LEAST_LABELLED = 0.07
+"""Share of the axis from which a part of a bar has room for its number."""
 CONFIG = {"displayModeBar": False, "scrollZoom": False}
 
 
-def where_it_goes(stacks: pd.DataFrame, capacity: float, chosen: str, labels: dict[str, str], unit: str = "GiB") -> go.Figure:
-    """One stacked bar per method with the capacity as a line; the chosen method in full strength.
+def where_it_goes(stacks: pd.DataFrame, usable: float, chosen: str, unit: str = "GiB") -> go.Figure:
+    """One stacked bar per method with what the device can give as a line; the chosen method in full strength.
 
-    `stacks` has method, group, bytes, and for each method total, low and high (bytes).
+    `stacks` has method, group, bytes, and for each method total, low and high; `usable` is in bytes too.
     """
     size = BYTE_UNITS[unit]
-    methods = list(labels)
-    names = [labels[m] for m in methods]
-    opacity = [1.0 if m == chosen else QUIET for m in methods]
-    wide = stacks.pivot(index="method", columns="group", values="bytes").reindex(methods)
-    ends = stacks.drop_duplicates("method").set_index("method").reindex(methods)
-    data: list[dict[str, Any]] = [
-        dict(
-            type="bar", orientation="h", name=GROUPS[g], y=names, x=(wide[g] / size).to_numpy(), meta=g,
-            marker=dict(color=COLORS[g], opacity=opacity, line=dict(width=0)),
-            customdata=[format_bytes(v, unit) for v in wide[g]], hovertemplate="%{y}, " + GROUPS[g] + ": %{customdata}<extra></extra>",
-        )
-        for g in GROUPS
-    ]  # fmt: skip
-    reach = max(float(ends["high"].max()), capacity) / size
+    methods = [m for m in METHODS if m in set(stacks["method"])]
+    ends = stacks.drop_duplicates("method").set_index("method").loc[methods]
+    reach = max(float(ends["high"].max()), usable) / size * 1.12
+    names = [METHODS[m] for m in methods]
+    data = _stacked(stacks, "method", methods, names, [m == chosen for m in methods], reach, unit)
+    end = ends.loc[chosen]
     data.append(
         dict(
-            type="scatter", mode="markers", name="band", y=names, x=(ends["total"] / size).to_numpy(), showlegend=False,
-            marker=dict(size=1, color=INK, opacity=opacity), hoverinfo="skip",
-            error_x=dict(type="data", symmetric=False, array=((ends["high"] - ends["total"]) / size).to_numpy(), arrayminus=((ends["total"] - ends["low"]) / size).to_numpy(), color=INK, thickness=1.5, width=5),
+            type="scatter", mode="markers", name="Band", y=[METHODS[chosen]], x=[end["total"] / size], showlegend=False, marker=dict(size=1, color=INK),
+            error_x=dict(type="data", symmetric=False, array=[(end["high"] - end["total"]) / size], arrayminus=[(end["total"] - end["low"]) / size], color=INK, thickness=1.5, width=6),
+            hovertemplate=f"Between {format_bytes(end['low'], unit)} and {format_bytes(end['high'], unit)}<extra></extra>",
         )
     )  # fmt: skip
-    notes = [
-        dict(x=ends["high"][m] / size, y=labels[m], text=f"<b>{format_bytes(ends['total'][m], unit)}</b>" if m == chosen else format_bytes(ends["total"][m], unit), showarrow=False, xanchor="left", xshift=6)
-        for m in methods
-    ]
-    notes.append(_capacity_note(capacity, size, unit, "y domain"))
-    layout = dict(
-        barmode="stack", bargap=0.35, height=250, margin=MARGIN | dict(t=30), legend=LEGEND,
-        xaxis=dict(title=f"Memory at the peak ({unit})", range=[0, reach * 1.18], fixedrange=True, zeroline=False),
-        yaxis=dict(type="category", categoryorder="array", categoryarray=names[::-1], fixedrange=True, automargin=True),
-        shapes=[_capacity_line(capacity / size, vertical=True)], annotations=notes, hovermode="closest",
-    )  # fmt: skip
-    return go.Figure(data=data, layout=layout)
+    notes = [_at_the_end(name, end["high" if m == chosen else "total"] / size, format_bytes(end["total"], unit), m == chosen) for m, name, end in zip(methods, names, ends.to_dict("records"), strict=True)]
+    return _horizontal(data, names, f"Memory a card must provide ({unit})", reach, usable / size, f"this device: {format_bytes(usable, unit)}", notes, height=250)
 
 
-def _capacity_note(capacity: float, size: float, unit: str, ref: str) -> dict[str, Any]:
-    return dict(x=capacity / size, y=0, yref=ref, text=f"usable {format_bytes(capacity, unit)}", showarrow=False, xanchor="left", yanchor="bottom", xshift=4, font=dict(color=CAPACITY, size=12))
+def over_one_step(phases: pd.DataFrame, room: float, unit: str = "GiB") -> go.Figure:
+    """Live memory in each phase of a step, first to last, stacked by group; the largest phase is marked.
 
-
-def _capacity_line(at: float, vertical: bool) -> dict[str, Any]:
-    across = dict(x0=at, x1=at, yref="paper", y0=0, y1=1) if vertical else dict(y0=at, y1=at, xref="paper", x0=0, x1=1)
-    return dict(type="line", line=dict(color=CAPACITY, width=2, dash="dash"), **across)
-
-
-def over_one_step(phases: pd.DataFrame, usable: float, unit: str = "GiB") -> go.Figure:
-    """Live memory by phase of a step, stacked by group; the largest phase is marked.
-
-    `phases` has phase, label, group, bytes, total and peak; `usable` is what is left for tensors on the device (bytes).
+    `phases` has phase, label, group, bytes, total and peak; `room` is what the device leaves for live tensors (bytes).
     """
     size = BYTE_UNITS[unit]
-    order = list(dict.fromkeys(phases["label"]))
-    wide = phases.pivot(index="label", columns="group", values="bytes").reindex(order)
-    totals = phases.drop_duplicates("phase").set_index("label").reindex(order)
-    opacity = [1.0 if p else 0.65 for p in totals["peak"]]
-    data = [
+    ends = phases.drop_duplicates("phase")
+    reach = max(float(ends["total"].max()), room) / size * 1.16
+    names = list(ends["label"])
+    data = _stacked(phases, "phase", list(ends["phase"]), names, list(ends["peak"]), reach, unit)
+    notes = [_at_the_end(row.label, row.total / size, ("◂ peak, " if row.peak else "") + format_bytes(row.total, unit), row.peak) for row in ends.itertuples()]
+    return _horizontal(data, names, f"Live tensors ({unit})", reach, room / size, f"room for tensors: {format_bytes(room, unit)}", notes, height=80 + 38 * len(names))
+
+
+def _stacked(table: pd.DataFrame, key: str, keys: list[str], names: list[str], strong: list[bool], reach: float, unit: str) -> list[dict[str, Any]]:
+    """One trace per group, one bar per key; the strong ones in full colour, with numbers where there is room."""
+    size = BYTE_UNITS[unit]
+    wide = table.pivot(index=key, columns="group", values="bytes").loc[keys]
+    return [
         dict(
-            type="bar", name=GROUPS[g], x=order, y=(wide[g] / size).to_numpy(), meta=g, marker=dict(color=COLORS[g], opacity=opacity, line=dict(width=0)),
-            customdata=[format_bytes(v, unit) for v in wide[g]], hovertemplate="%{x}, " + GROUPS[g] + ": %{customdata}<extra></extra>",
+            type="bar", orientation="h", name=GROUPS[g], meta=g, y=names, x=(wide[g] / size).to_numpy(),
+            marker=dict(color=COLORS[g], opacity=[1.0 if s else QUIET for s in strong], line=dict(width=0)),
+            text=[format_bytes(v, unit).removesuffix(f" {unit}") if s and v / size > LEAST_LABELLED * reach else "" for v, s in zip(wide[g], strong, strict=True)],
+            textposition="inside", insidetextanchor="middle", textangle=0, constraintext="none", textfont=dict(color=ON_COLORS[g], size=12),
+            customdata=[format_bytes(v, unit) for v in wide[g]], hovertemplate="%{y}<br>" + GROUPS[g] + ": %{customdata}<extra></extra>",
         )
         for g in GROUPS
     ]  # fmt: skip
-    notes = [
-        dict(x=label, y=row.total / size, text=f"<b>peak<br>{format_bytes(row.total, unit)}</b>" if row.peak else format_bytes(row.total, unit), showarrow=False, yanchor="bottom")
-        for label, row in zip(order, totals.itertuples(), strict=True)
-    ]
-    notes.append(dict(x=1, xref="paper", y=usable / size, text=f"room for tensors {format_bytes(usable, unit)}", showarrow=False, xanchor="right", yanchor="bottom", font=dict(color=CAPACITY, size=12)))
-    top = max(float(totals["total"].max()), usable) / size
+
+
+def _at_the_end(name: str, x: float, text: str, strong: bool) -> dict[str, Any]:
+    return dict(x=x, y=name, text=f"<b>{text}</b>" if strong else text, showarrow=False, xanchor="left", xshift=6, font=dict(size=13))
+
+
+def _horizontal(data: list[dict[str, Any]], names: list[str], title: str, reach: float, limit: float, limit_text: str, notes: list[dict[str, Any]], height: int) -> go.Figure:
+    """Bars from top to bottom with a line across them at the device's limit, named above the bars."""
+    right = limit > reach / 2
+    above = dict(x=limit, y=1, yref="paper", text=limit_text, showarrow=False, xanchor="right" if right else "left", yanchor="bottom", xshift=4 if right else -4, font=dict(color=CAPACITY, size=13))
     layout = dict(
-        barmode="stack", bargap=0.3, height=340, margin=MARGIN | dict(t=30), legend=LEGEND,
-        yaxis=dict(title=f"Live tensors ({unit})", range=[0, top * 1.2], fixedrange=True, zeroline=False),
-        xaxis=dict(type="category", fixedrange=True, tickangle=0, automargin=True),
-        shapes=[_capacity_line(usable / size, vertical=False)], annotations=notes, hovermode="closest",
+        barmode="stack", bargap=0.3, height=height, margin=dict(l=8, r=8, t=26, b=8), hovermode="closest",
+        legend=dict(orientation="h", x=0, xanchor="left", y=-0.2, yanchor="top", yref="paper", itemclick=False, itemdoubleclick=False, traceorder="normal", title=None),
+        xaxis=dict(title=dict(text=title, standoff=6), range=[0, reach], fixedrange=True, zeroline=False),
+        yaxis=dict(type="category", categoryorder="array", categoryarray=names[::-1], fixedrange=True, automargin=True),
+        shapes=[dict(type="line", x0=limit, x1=limit, yref="paper", y0=0, y1=1, line=dict(color=CAPACITY, width=2, dash="dash"))],
+        annotations=[*notes, above],
     )  # fmt: skip
     return go.Figure(data=data, layout=layout)

@@ -1,4 +1,7 @@
-"""What the page says about an estimate, in words and small tables: verdict, methods side by side, phases, rules beside it."""
+"""What the page says about an estimate, in words and small tables: verdict, methods side by side, phases, rules beside it.
+
+Everything shown comes from here or from a table made here, so that the page itself does no arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from . import rules
+from . import catalog, rules
 from .catalog import Device
-from .estimate import MemoryBreakdown, estimate
-from .ledger import LEDGER, TERMS
+from .estimate import PHASE_LABELS, MemoryBreakdown
+from .ledger import LEDGER
 from .links import METHODS
 from .scenario import QLORA_QUANTIZATION, Scenario
-from .units import format_bytes, format_count, format_tokens
+from .units import GB, GiB, format_bytes, format_count, format_tokens
 
 GROUPS = {
     "weights": "Weights",
@@ -22,25 +25,17 @@ GROUPS = {
     "logits": "Logits and loss",
     "overhead": "Overhead",
 }
-"""The chart's colours, in the order they are stacked."""
+"""What the terms add up to: the colours of the charts, in the order they are stacked."""
 
-PHASES = {
-    "forward": "Forward",
-    "loss": "Loss",
-    "backward_loss": "Backward: loss",
-    "backward_last_layer": "Backward: last layer",
-    "backward_first_layer": "Backward: first layer",
-    "backward_embedding": "Backward: embedding",
-    "optimizer_step": "Optimizer step",
-}
+PER_PARAMETER = ("weights", "gradients", "optimizer")
+"""Groups that a number of bytes per parameter can describe."""
 
-ALLOCATOR = "allocator"
-CONTEXT = "context"
+MEASURED = "calibrated on data/measured_runs.csv"
 OUTSIDE = {
-    ALLOCATOR: ("Allocator slack", "reserved - allocated", "Memory the caching allocator holds beyond the live tensors: rounding and fragmentation.", "torch.cuda.max_memory_reserved; calibrated on measured runs"),
-    CONTEXT: ("CUDA context", "device - reserved", "Kernels, libraries and workspaces the driver loads before the first tensor.", "nvidia-smi less reserved; calibrated on measured runs"),
+    "allocator_slack": ("Allocator slack", "Held by the caching allocator beyond the live tensors: rounding and fragmentation.", f"torch.cuda.max_memory_reserved(), {MEASURED}"),
+    "cuda_context": ("CUDA context", "Kernels and libraries that the driver loads before the first tensor.", f"nvidia-smi less reserved memory, {MEASURED}"),
 }
-"""What a card must provide beyond the live tensors of the largest phase."""
+"""What a card must provide beyond live tensors: label, meaning, source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,23 +64,39 @@ def verdict(breakdown: MemoryBreakdown, device: Device) -> Verdict:
 
 
 def sentence(v: Verdict, run: Scenario, device: Device, unit: str = "GiB") -> str:
-    """The verdict in one sentence."""
-    what = f"{METHODS[run.method]} on {short_name(run.model.name)}, {_count(run.micro_batch_size, 'sequence')} of {format_tokens(run.sequence_length)} tokens"
-    where = f"{device.label}{'' if run.data_parallel_size == 1 else f' (each of {run.data_parallel_size})'}"
-    needs, has = format_bytes(v.needs, unit), format_bytes(v.has, unit)
+    """The verdict on a run in one sentence, to follow its word."""
+    sequences = "sequence" if run.micro_batch_size == 1 else "sequences"
+    what = f"{METHODS[run.method]} of {short_name(run)}, {run.micro_batch_size:,} {sequences} of {format_tokens(run.sequence_length)} tokens"
+    where = device.label if run.data_parallel_size == 1 else f"each of {run.data_parallel_size:,} {device.label}"
+    needs, has, high = (format_bytes(n, unit) for n in (v.needs, v.has, v.high))
     if v.word == "fits":
-        return f"{what}: needs {needs} of the {has} that a run may take on {where}; {format_bytes(v.spare, unit)} to spare."
+        return f"{what}, needs {needs} of the {has} that {where} can give; {format_bytes(v.spare, unit)} to spare."
     if v.word == "tight":
-        return f"{what}: about {needs} of {has} on {where}, but it may take up to {format_bytes(v.high, unit)}."
-    return f"{what}: needs {needs}, {format_bytes(-v.spare, unit)} more than the {has} that a run may take on {where}."
+        return f"{what}, needs about {needs} of the {has} that {where} can give, but may take up to {high}."
+    return f"{what}, needs {needs}; that is {format_bytes(-v.spare, unit)} more than the {has} that {where} can give."
 
 
-def short_name(name: str) -> str:
-    return name.rpartition("/")[2]
+def peak_sentence(breakdown: MemoryBreakdown, unit: str = "GiB") -> str:
+    """Where in the step the peak is, and what it mostly is."""
+    sums = group_sums(breakdown, breakdown.peak_phase)
+    group = max(sums, key=sums.__getitem__)
+    phase = PHASE_LABELS[breakdown.peak_phase]
+    return f"The peak is in the {phase[0].lower()}{phase[1:]}; most of it is {GROUPS[group].lower()}, {format_bytes(sums[group], unit)}."
 
 
-def _count(n: int, word: str) -> str:
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
+def short_name(run: Scenario) -> str:
+    """The model's name without its owner."""
+    return run.model.name.rpartition("/")[2]
+
+
+def change(now: float, before: float | None) -> float | None:
+    """How much more is needed than before the last move; None where there was none."""
+    return None if before is None or now == before else now - before
+
+
+def signed(value: float, unit: str = "GiB") -> str:
+    """With its sign: "+1.20 GiB", "-0.300 GiB"."""
+    return f"{'+' if value >= 0 else '-'}{format_bytes(abs(value), unit)}"
 
 
 def by_method(run: Scenario, quantization: str = QLORA_QUANTIZATION) -> dict[str, Scenario]:
@@ -93,83 +104,103 @@ def by_method(run: Scenario, quantization: str = QLORA_QUANTIZATION) -> dict[str
     return {method: run.replace(method=method, quantization=quantization if method == "qlora" else "none") for method in METHODS}
 
 
-def terms(breakdown: MemoryBreakdown, phase: str = "") -> pd.DataFrame:
-    """What the card must provide in a phase (the largest, if none is named), one row per term, with the table's columns."""
-    phase = phase or breakdown.peak_phase
-    rows = [
-        dict(phase=phase, term=t.key, label=t.label, group=t.group, bytes=float(breakdown.phases[phase][t.key]), formula=t.formula, source=t.source, meaning=t.meaning)
-        for t in TERMS
-    ]
-    beyond = {ALLOCATOR: breakdown.reserved - breakdown.allocated, CONTEXT: breakdown.device - breakdown.reserved}
-    for key, (label, formula, meaning, source) in OUTSIDE.items():
-        rows.append(dict(phase=phase, term=key, label=label, group="overhead", bytes=float(beyond[key]), formula=formula, source=source, meaning=meaning))
-    table = pd.DataFrame(rows)
+def group_sums(breakdown: MemoryBreakdown, phase: str) -> dict[str, float]:
+    """Live bytes of a phase by group."""
+    sums = dict.fromkeys(GROUPS, 0.0)
+    for key, value in breakdown.phases[phase].items():
+        sums[LEDGER[key].group] += float(value)
+    return sums
+
+
+def terms(breakdown: MemoryBreakdown, unit: str = "GiB") -> pd.DataFrame:
+    """All that a card must provide at the peak, one row per term; the shares are of what the run needs."""
+    frame = breakdown.to_frame()
+    table = frame[frame["peak"]].drop(columns=["peak"])
+    phase, label = breakdown.peak_phase, PHASE_LABELS[breakdown.peak_phase]
+    allocated, reserved, device = (float(n) for n in (breakdown.allocated, breakdown.reserved, breakdown.device))
+    sizes = {"allocator_slack": (reserved, allocated, "reserved", "allocated"), "cuda_context": (device, reserved, "on the device", "reserved")}
+    beyond = []
+    for key, (whole, part, of, less) in sizes.items():
+        name, meaning, source = OUTSIDE[key]
+        formula = f"{whole:,.0f} {of} - {part:,.0f} {less}"
+        beyond.append({"phase": phase, "phase_label": label, "term": key, "label": name, "group": "overhead", "bytes": whole - part, "formula": formula, "meaning": meaning, "source": source})
+    table = pd.concat([table, pd.DataFrame(beyond)], ignore_index=True)
     table["share"] = table["bytes"] / table["bytes"].sum()
+    table.insert(table.columns.get_loc("bytes") + 1, "gib", table["bytes"] / GiB)
     return table
 
 
 def stacks(breakdowns: dict[str, MemoryBreakdown]) -> pd.DataFrame:
-    """Bytes by method and group at each method's own peak, with its total and band: what the bars show."""
-    frames = []
+    """Bytes by method and group at each method's own peak, with what it needs and the band: what the bars show."""
+    rows = []
     for method, b in breakdowns.items():
-        sums = terms(b).groupby("group", sort=False)["bytes"].sum().reindex(list(GROUPS), fill_value=0.0)
-        low, high = b.device_band
-        frames.append(pd.DataFrame({"method": method, "group": sums.index, "bytes": sums.to_numpy(), "total": float(b.device), "low": float(low), "high": float(high)}))
-    return pd.concat(frames, ignore_index=True)
+        sums = group_sums(b, b.peak_phase)
+        sums["overhead"] += float(b.device - b.allocated)
+        low, high = (float(end) for end in b.device_band)
+        rows += [{"method": method, "group": g, "bytes": v, "total": float(b.device), "low": low, "high": high} for g, v in sums.items()]
+    return pd.DataFrame(rows)
 
 
 def over_one_step(breakdown: MemoryBreakdown) -> pd.DataFrame:
     """Live bytes by phase and group, and which phase is the largest."""
-    rows = []
-    for phase, held in breakdown.phases.items():
-        sums = dict.fromkeys(GROUPS, 0.0)
-        for key, value in held.items():
-            sums[LEDGER[key].group] += float(value)
-        rows += [dict(phase=phase, label=PHASES.get(phase, phase), group=g, bytes=v, total=float(breakdown.totals[phase])) for g, v in sums.items()]
-    table = pd.DataFrame(rows)
-    table["peak"] = table["phase"] == breakdown.peak_phase
-    return table
-
-
-def largest_part(breakdown: MemoryBreakdown) -> tuple[str, float]:
-    """The group that holds most at the peak, and its share of what the card must provide."""
-    sums = terms(breakdown).groupby("group")["bytes"].sum()
-    return str(sums.idxmax()), float(sums.max() / sums.sum())
-
-
-def published(run: Scenario, breakdown: MemoryBreakdown) -> pd.DataFrame:
-    """The rule of thumb and the ledger of bytes per parameter beside the estimate, for each method. [bytes]"""
-    return pd.DataFrame()
-
-
-def why_different(breakdown: MemoryBreakdown, unit: str = "GiB") -> list[str]:
-    """Why the rule of thumb says something else here, from the numbers of this run."""
-    run = breakdown.run
-    rule = rules.rule_of_thumb(run.method, breakdown.parameters)
-    table = terms(breakdown)
-    by_group = table.groupby("group")["bytes"].sum()
-    scaling = float(by_group.get("activations", 0) + by_group.get("logits", 0))
-    known = float(breakdown.device) - scaling
-    reasons = []
-    ratio = float(breakdown.device) / float(rule)
-    if abs(ratio - 1) < 0.1:
-        reasons.append(f"Here they agree within {abs(ratio - 1):.0%}.")
-    else:
-        reasons.append(f"The estimate is {ratio:.1f} times the rule of thumb." if ratio >= 1 else f"The estimate is {1 - ratio:.0%} below the rule of thumb.")
-    tokens = f"{run.micro_batch_size:,} × {format_tokens(run.sequence_length)} tokens"
-    reasons.append(
-        f"The rule knows only {format_count(breakdown.parameters)} parameters. This run's {tokens} add {format_bytes(scaling, unit)} of activations and logits, "
-        f"where the rule has a constant {format_bytes(rules.RULE[run.method, False][1], unit)}; everything else is {format_bytes(known, unit)}, "
-        f"where it has {format_bytes(float(rule) - rules.RULE[run.method, False][1], unit)}."
+    peak = breakdown.peak_phase
+    return pd.DataFrame(
+        [
+            {"phase": phase, "label": PHASE_LABELS[phase], "group": group, "bytes": value, "total": float(breakdown.totals[phase]), "peak": phase == peak}
+            for phase in breakdown.phases
+            for group, value in group_sums(breakdown, phase).items()
+        ]
     )
-    return reasons
 
 
-def change(now: float, before: float | None) -> float | None:
-    """How much more is needed than before the last move; None where nothing moved."""
-    return None if before is None or now == before else now - before
+def room_for_tensors(breakdown: MemoryBreakdown, device: Device) -> float:
+    """What the device leaves for live tensors once the allocator and the CUDA context of this run have theirs. [bytes]"""
+    return max(float(device.usable_bytes - (breakdown.device - breakdown.allocated)), 0.0)
 
 
-def signed(value: float, unit: str = "GiB") -> str:
-    """With its sign: "+1.2 GiB", "-0.3 GiB"."""
-    return f"{'+' if value >= 0 else '-'}{format_bytes(abs(value), unit)}"
+def published(breakdowns: dict[str, MemoryBreakdown]) -> pd.DataFrame:
+    """The estimate and the rule of thumb for each method, in decimal GB as published, and their ratio."""
+    rows = []
+    for method, b in breakdowns.items():
+        rule = float(rules.rule_of_thumb(method, b.parameters))
+        rows.append({"method": METHODS[method], "estimate_gb": float(b.device) / GB, "rule_gb": rule / GB, "ratio": float(b.device) / rule})
+    return pd.DataFrame(rows)
+
+
+def ledger(breakdown: MemoryBreakdown) -> pd.DataFrame:
+    """The ledger of bytes per parameter for this run's recipe, and what the estimate has for the same things. [decimal GB]"""
+    run = breakdown.run
+    book = rules.parameter_ledger(run.model.parameters, run.precision, run.method, int(breakdown.trainable_parameters))
+    held = {key: max(float(phase[key]) for phase in breakdown.phases.values()) for key in LEDGER}
+    rows = [
+        ("Weights", book.weights, held["weights"] + held["adapters"]),
+        ("Gradients", book.gradients, held["gradients"]),
+        ("Float32 master copy", book.master_weights, held["master_weights"]),
+        ("Adam's two moments", book.moments, held["optimizer_states"]),
+    ]
+    rows.append(("Together", book.total, sum(row[2] for row in rows)))
+    return pd.DataFrame([{"part": p, "per_parameter": float(b) / run.model.parameters, "ledger_gb": float(b) / GB, "estimate_gb": e / GB} for p, b, e in rows])
+
+
+def why_different(breakdown: MemoryBreakdown) -> list[str]:
+    """Why the rule of thumb says something else here, from the numbers of this run; decimal GB, as the rule is published."""
+    run, device = breakdown.run, float(breakdown.device)
+    slope, constant = rules.RULE[run.method, False]
+    rule = float(rules.rule_of_thumb(run.method, breakdown.parameters))
+    sums = group_sums(breakdown, breakdown.peak_phase)
+    per_parameter = sum(sums[g] for g in PER_PARAMETER) / breakdown.parameters
+    tokens = sums["activations"] + sums["logits"]
+    overhead = sums["overhead"] + float(breakdown.device - breakdown.allocated)
+    recipe = catalog.precisions()[run.precision].label if run.method == "full" else catalog.quantizations()[run.quantization].label
+    return [
+        f"{_times(device / rule)} the rule of thumb: {format_bytes(device, 'GB')} against {format_bytes(rule, 'GB')}.",
+        f"For each of the {format_count(breakdown.parameters)} parameters the rule counts {slope:g} bytes; this run holds {per_parameter:.2f} at its peak ({recipe}).",
+        f"On top the rule has {format_bytes(constant, 'GB')}, whatever the run; here {run.micro_batch_size:,} × {format_tokens(run.sequence_length)} tokens take "
+        f"{format_bytes(tokens, 'GB')} of activations and logits, and overhead {format_bytes(overhead, 'GB')}.",
+    ]
+
+
+def _times(ratio: float) -> str:
+    if abs(ratio - 1) < 0.05:
+        return "The estimate agrees with"
+    return f"The estimate is {ratio:.1f} times" if ratio > 1 else f"The estimate is {1 - ratio:.0%} below"

@@ -7,6 +7,7 @@ the last one that could be used stays in force.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ import streamlit as st
 from memcore import catalog, configs, links, solver
 from memcore.architecture import ModelArchitecture
 from memcore.catalog import Device
+from memcore.estimate import MemoryBreakdown, estimate
 from memcore.links import CUSTOM, METHODS, UPLOAD
 from memcore.scenario import FIELDS, LARGEST, SAVED_MODULES, Scenario, choices, explanations
 from memcore.summary import by_method
@@ -47,6 +49,7 @@ LABELS = {
 }
 CATALOGS = {"precision": catalog.precisions, "optimizer": catalog.optimizers, "quantization": catalog.quantizations, "software": catalog.software}
 LONGEST_CONFIG = 2**20
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +82,8 @@ def open_link() -> None:
 
 def sidebar() -> Request:
     """Draw every control and read them."""
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"unit": unit()}
     with st.sidebar:
-        st.markdown("#### memcore")
         model = _model(values)
         device = _device(values)
         values["method"] = st.segmented_control(
@@ -95,11 +97,6 @@ def sidebar() -> Request:
         )
         with st.expander("Advanced"):
             _advanced(values, model)
-        values["unit"] = st.segmented_control("Unit", ["GiB", "GB"], default="GiB", key="unit", required=True, bind="query-params", help="GiB is 2^30 bytes, as nvidia-smi and CUDA count; GB is 10^9, as on the box.")
-        left, right = st.columns(2)
-        left.button("Reset", icon=":material/restart_alt:", on_click=_reset, width="stretch", help="All controls back to what a stock TRL and PEFT run does.")
-        with right.popover("Share", icon=":material/link:", width="stretch"):
-            _share(values)
     fields = {name: values[name] for name in FIELDS if name in values and name != "model"}
     fields["lora_target_modules"] = fields["lora_target_modules"] or "all-linear"
     quantization = fields.pop("quantization")
@@ -215,10 +212,9 @@ def read_config(text: str) -> ModelArchitecture:
 def _device(values: dict[str, Any]) -> Device:
     devices = catalog.devices()
     names = [CUSTOM, *devices]
-    name = values["device"] = st.selectbox("Device", names, index=names.index(links.DEFAULT_DEVICE), format_func=lambda n: devices[n].label if n in devices else n, key="device", bind="query-params", help="What the run may take is what the driver leaves it: less than the number on the box.")
+    name = values["device"] = st.selectbox("Device", names, index=names.index(links.DEFAULT_DEVICE), format_func=lambda n: devices[n].label if n in devices else n, key="device", bind="query-params", help="What a run may take is less than the number on the box.")
     device = _last_good("device", _custom_device if name == CUSTOM else lambda values: devices[name], values, lambda: devices[links.DEFAULT_DEVICE])
-    unit = st.session_state.get("unit", "GiB")
-    st.caption(f"{format_bytes(device.usable_bytes, unit)} usable of {format_bytes(device.memory_bytes, unit)}: {device.usable_basis}")
+    st.caption(f"{format_bytes(device.usable_bytes, unit())} of {format_bytes(device.memory_bytes, unit())} for a run")
     return device
 
 
@@ -230,19 +226,59 @@ def _custom_device(values: dict[str, Any]) -> Device:
     return catalog.custom_device(amount, unit, unified)
 
 
-def _share(values: dict[str, Any]) -> None:
-    query = links.write(values)
-    st.caption("Opens this page with these settings.")
-    st.code(f"{(st.context.url or '').split('?')[0]}{'?' + query if query else ''}", language=None, wrap_lines=True)
-    if values["model"] == UPLOAD:
-        st.warning("The uploaded config.json is not in the link: send it along.", icon=":material/link_off:")
+def top_bar() -> Any:
+    """Title, unit and reset; the caller puts `share` beside them once the controls are read."""
+    bar = st.container(horizontal=True, vertical_alignment="center", key="top_bar")
+    with bar:
+        st.title("Will this fine-tune fit?", anchor=False, width="stretch")
+        st.segmented_control("Unit", ["GiB", "GB"], default="GiB", key="unit", required=True, bind="query-params", label_visibility="collapsed", help="GiB is 2^30 bytes, as nvidia-smi counts; GB is 10^9 bytes, as on the box.")
+        st.button("Reset", icon=":material/restart_alt:", on_click=_reset, help="All controls back to what a stock TRL and PEFT run does.")
+    return bar
+
+
+def unit() -> str:
+    return st.session_state.get("unit") or _default("unit")
+
+
+def share(request: Request) -> None:
+    """The link that opens this page with these settings."""
+    with st.popover("Share", icon=":material/link:"):
+        query = links.write(request.values)
+        st.caption("Opens this page with these settings:")
+        st.code(f"{(st.context.url or '').split('?')[0]}{'?' + query if query else ''}", language=None, wrap_lines=True)
+        if request.uploaded:
+            st.warning("The config.json is not in the link: send it along.", icon=":material/link_off:")
+
+
+def view(views: dict[str, Any]) -> str:
+    """Which view to show; a choice once there are several."""
+    first, *others = views
+    if not others:
+        return first
+    return st.segmented_control("View", list(views), default=first, key="view", required=True, bind="query-params", label_visibility="collapsed")
+
+
+def answer(request: Request) -> tuple[Request, dict[str, MemoryBreakdown]]:
+    """The estimates of a request; where there is none, the reason and the last request that had one."""
+    try:
+        breakdowns = {method: estimate(run) for method, run in request.by_method.items()}
+    except Exception as error:  # at the edge of the page: whatever it is, the page stays
+        LOG.exception("no estimate for %s", request.values)
+        st.error(f"This combination could not be estimated ({type(error).__name__}: {error}). Below is the last one that could.", icon=":material/error:")
+        if "_good_answer" not in st.session_state:
+            st.stop()
+        return st.session_state["_good_answer"]
+    st.session_state["_good_answer"] = request, breakdowns
+    return request, breakdowns
+
+
+def set_controls(**values: Any) -> None:
+    """Put values into controls, from a button's callback."""
+    st.session_state.update(values)
 
 
 def _reset() -> None:
-    for key, control in links.controls().items():
-        if key != "view":
-            st.session_state[key] = list(control.default) if isinstance(control.default, tuple) else control.default
-    st.session_state["_notices"] = []
+    set_controls(**{key: control.default for key, control in links.controls().items() if key != "view"}, _notices=[])
 
 
 def notices() -> None:

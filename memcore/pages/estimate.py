@@ -6,84 +6,120 @@ from functools import lru_cache
 
 import streamlit as st
 
+import memcore
 from memcore import export, figures, summary
-from memcore.estimate import MemoryBreakdown, estimate
+from memcore.estimate import MemoryBreakdown
 from memcore.links import METHODS
 from memcore.scenario import Scenario
 from memcore.units import format_bytes, format_count
 
-from .controls import Request
+from .controls import Request, set_controls
 
 ICONS = {"fits": ":material/check_circle:", "tight": ":material/warning:", "does not fit": ":material/cancel:"}
 BOXES = {"fits": st.success, "tight": st.warning, "does not fit": st.error}
+COLUMNS = {
+    "label": st.column_config.TextColumn("Term", width="medium", pinned=True),
+    "gib": st.column_config.NumberColumn("GiB", format="%.3f"),
+    "share": st.column_config.ProgressColumn("Share", format="percent", min_value=0, max_value=1),
+    "bytes": st.column_config.NumberColumn("Bytes", format="localized"),
+    "formula": st.column_config.TextColumn("Formula, with this run's numbers", width="large"),
+    "meaning": st.column_config.TextColumn("What it is", width="large"),
+    "source": st.column_config.TextColumn("Source", width="large"),
+}
+ROW_HEIGHT = 35
 
 
-def show(request: Request) -> None:
+def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     """The whole view, in the order of the questions."""
-    breakdowns = {method: estimate(run) for method, run in request.by_method.items()}
     breakdown = breakdowns[request.run.method]
     verdict(request, breakdown)
-    left, right = st.columns([3, 2], gap="medium")
-    with left:
-        where_it_goes(request, breakdowns)
-    with right:
-        largest_models(request)
+    where_it_goes(request, breakdowns)
+    what_would_fit(request)
     over_one_step(request, breakdown)
-    table(request, breakdown)
-    published(request, breakdown)
+    every_number(request, breakdown)
+    published(request, breakdowns)
 
 
 def verdict(request: Request, breakdown: MemoryBreakdown) -> None:
     """One sentence and three numbers."""
     v, unit = summary.verdict(breakdown, request.device), request.unit
-    BOXES[v.word](f"**{v.word.capitalize()}.** {summary.sentence(v, request.run, request.device, unit)}", icon=ICONS[v.word])
+    BOXES[v.word](f"**{v.word.capitalize()}.** {summary.sentence(v, request.run, request.device, unit)} {summary.peak_sentence(breakdown, unit)}", icon=ICONS[v.word])
     moved = summary.change(v.needs, st.session_state.get("_needs"))
     if moved is not None:
         st.session_state["_moved"] = moved
     st.session_state["_needs"] = v.needs
     change = st.session_state.get("_moved")
     with st.container(horizontal=True, key="numbers"):
-        st.metric("Needs", format_bytes(v.needs, unit), delta=summary.signed(change, unit) if change else None, delta_color="inverse", delta_description="since the last move", border=True, help=f"Between {format_bytes(v.low, unit)} and {format_bytes(v.high, unit)}")
-        st.metric("Has", format_bytes(v.has, unit), border=True)
-        st.metric("Spare" if v.spare >= 0 else "Over by", format_bytes(abs(v.spare), unit), border=True)
+        st.metric(
+            f"Needs ({format_bytes(v.low, unit)} to {format_bytes(v.high, unit)})", format_bytes(v.needs, unit), border=True, height="stretch", delta=summary.signed(change, unit) if change else None,
+            delta_color="inverse", delta_description="since the last move" if change else None, help="What the card must provide: live tensors, what the allocator holds beyond them, and the CUDA context. In brackets the band that measured runs fall into.",
+        )  # fmt: skip
+        st.metric(f"Has (of {format_bytes(request.device.memory_bytes, unit)})", format_bytes(v.has, unit), border=True, height="stretch", help=f"What a run may take of this device: {request.device.usable_basis}.")
+        st.metric("Spare" if v.spare >= 0 else "Over by", format_bytes(abs(v.spare), unit), border=True, height="stretch")
 
 
 def where_it_goes(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
+    """A bar for each method."""
     st.subheader("Where it goes", anchor=False)
-    stacks = summary.stacks(breakdowns)
-    figure = figures.where_it_goes(stacks, request.device.usable_bytes, request.run.method, METHODS, request.unit)
-    st.plotly_chart(figure, key="where_it_goes", config=figures.CONFIG, alt="Memory by method and part")
+    figure = figures.where_it_goes(summary.stacks(breakdowns), request.device.usable_bytes, request.run.method, request.unit)
+    alt = ", ".join(f"{METHODS[m]} needs {format_bytes(b.device, request.unit)}" for m, b in breakdowns.items())
+    st.plotly_chart(figure, key="where_it_goes", config=figures.CONFIG, alt=f"{alt}; the device can give {format_bytes(request.device.usable_bytes, request.unit)}")
 
 
-@lru_cache(maxsize=1024)
-def largest_model(run: Scenario, budget: float):
-    import memcore
+def what_would_fit(request: Request) -> None:
+    """The largest model of each method: as a number of parameters, and by name."""
+    st.subheader("What would fit, with these settings", anchor=False)
+    with st.container(horizontal=True, key="what_would_fit"):
+        for method, run in request.by_method.items():
+            with st.container(border=True, height="stretch", width="stretch", gap="xsmall"):
+                found = largest_model(run, request.device.usable_bytes)
+                st.markdown(f"**{METHODS[method]}**: {f'up to **{format_count(found.parameters)}** parameters' if found.parameters else 'no size'}")
+                if found.model:
+                    st.button(
+                        f"{found.model.name} ({format_count(found.model.parameters)})", key=f"use_{method}", type="tertiary", icon=":material/arrow_forward:", wrap=True,
+                        help=f"The largest known model that fits, with {format_bytes(found.needs, request.unit)}. Click to use it.", on_click=set_controls, kwargs={"model": found.model.name, "method": method},
+                    )  # fmt: skip
+                else:
+                    st.caption(f"No known model: {found.smallest.name}, which needs least, needs {format_bytes(found.needs, request.unit)}." if found.smallest else "No known model has these target modules.")
 
+
+@lru_cache(maxsize=2048)
+def largest_model(run: Scenario, budget: float) -> memcore.solver.LargestModel:
     return memcore.largest_model(run, budget)
 
 
-def largest_models(request: Request) -> None:
-    st.subheader("What would fit", anchor=False)
-    for method, run in request.by_method.items():
-        found = largest_model(run, request.device.usable_bytes)
-        known = f"{found.model.name} ({format_count(found.model.parameters)})" if found.model else "none"
-        st.markdown(f"**{METHODS[method]}** up to {format_count(found.parameters)}: {known}")
-
-
 def over_one_step(request: Request, breakdown: MemoryBreakdown) -> None:
+    """Memory by phase, the peak marked."""
     st.subheader("Over one step", anchor=False)
     phases = summary.over_one_step(breakdown)
-    st.plotly_chart(figures.over_one_step(phases, request.device.usable_bytes, request.unit), key="over_one_step", config=figures.CONFIG, alt="Memory by phase")
+    figure = figures.over_one_step(phases, summary.room_for_tensors(breakdown, request.device), request.unit)
+    st.plotly_chart(figure, key="over_one_step", config=figures.CONFIG, alt=summary.peak_sentence(breakdown, request.unit))
 
 
-def table(request: Request, breakdown: MemoryBreakdown) -> None:
-    st.subheader("Every number", anchor=False)
-    terms = summary.terms(breakdown)
-    st.dataframe(terms, hide_index=True)
-    st.download_button("Download CSV", lambda: export.to_csv(export.with_scenario(terms, request.run, request.device)), "memcore.csv", "text/csv", on_click="ignore", key="csv", icon=":material/download:")
+def every_number(request: Request, breakdown: MemoryBreakdown) -> None:
+    """The table, and the same as a file."""
+    with st.container(horizontal=True, vertical_alignment="bottom", horizontal_alignment="distribute"):
+        st.subheader("Every number", anchor=False, width="content")
+        terms = summary.terms(breakdown)
+        st.download_button(
+            "Download CSV", lambda: export.to_csv(export.with_scenario(terms, request.run, request.device)), export.file_name(request.run), "text/csv",
+            on_click="ignore", key="csv", icon=":material/download:", help="These rows, with the scenario and the device in columns of their own.",
+        )  # fmt: skip
+    with st.container(key="every_number"):
+        st.dataframe(terms, column_order=list(COLUMNS), column_config=COLUMNS, hide_index=True, height=ROW_HEIGHT * (len(terms) + 1) + 3, alt="Every term at the peak with its bytes, share, formula and source")
 
 
-def published(request: Request, breakdown: MemoryBreakdown) -> None:
+def published(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
+    """The two published answers beside the estimate, and why they differ here."""
     st.subheader("Beside the published rules", anchor=False)
-    for reason in summary.why_different(breakdown, request.unit):
-        st.write(reason)
+    breakdown = breakdowns[request.run.method]
+    st.markdown("\n".join(f"- {reason}" for reason in summary.why_different(breakdown)))
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.caption("Rule of thumb, for each method (decimal GB, as published)")
+        numbers = {k: st.column_config.NumberColumn(label, format="%.1f") for k, label in {"estimate_gb": "Estimate (GB)", "rule_gb": "Rule of thumb (GB)", "ratio": "Ratio"}.items()}
+        st.dataframe(summary.published(breakdowns), hide_index=True, column_config={"method": "Method", **numbers}, alt="Estimate and rule of thumb by method")
+    with right:
+        st.caption(f"Ledger of bytes per parameter: {METHODS[request.run.method]}, {request.run.precision} (decimal GB)")
+        numbers = {k: st.column_config.NumberColumn(label, format=f) for k, label, f in (("per_parameter", "Bytes per parameter", "%.2f"), ("ledger_gb", "Ledger (GB)", "%.1f"), ("estimate_gb", "This run (GB)", "%.1f"))}
+        st.dataframe(summary.ledger(breakdown), hide_index=True, column_config={"part": "Part", **numbers}, alt="Ledger of bytes per parameter beside the estimate")
