@@ -25,7 +25,7 @@ ON_COLORS = {"weights": "#ffffff", "gradients": "#1b2430", "optimizer": "#ffffff
 CAPACITY = "#D55E00"
 INK = "#808495"
 """Readable on white and on black."""
-QUIET = 0.38
+QUIET = 0.45
 LEAST_LABELLED = 0.07
 """Share of the axis from which a part of a bar has room for its number."""
 CONFIG = {"displayModeBar": False, "scrollZoom": False}
@@ -39,7 +39,7 @@ def where_it_goes(stacks: pd.DataFrame, usable: float, chosen: str, unit: str = 
     size = BYTE_UNITS[unit]
     methods = [m for m in METHODS if m in set(stacks["method"])]
     ends = stacks.drop_duplicates("method").set_index("method").loc[methods]
-    reach = max(float(ends["high"].max()), usable) / size * 1.12
+    reach = max(float(ends["high"].max()), usable) / size * 1.04
     names = [METHODS[m] for m in methods]
     data = _stacked(stacks, "method", methods, names, [m == chosen for m in methods], reach, unit)
     end = ends.loc[chosen]
@@ -50,8 +50,8 @@ def where_it_goes(stacks: pd.DataFrame, usable: float, chosen: str, unit: str = 
             hovertemplate=f"Between {format_bytes(end['low'], unit)} and {format_bytes(end['high'], unit)}<extra></extra>",
         )
     )  # fmt: skip
-    notes = [_at_the_end(name, end["high" if m == chosen else "total"] / size, format_bytes(end["total"], unit), m == chosen) for m, name, end in zip(methods, names, ends.to_dict("records"), strict=True)]
-    return _horizontal(data, names, f"Memory a card must provide ({unit})", reach, usable / size, f"this device: {format_bytes(usable, unit)}", notes, height=250)
+    labels = [_bold(f"{name}<br>{format_bytes(total, unit)}", m == chosen) for m, name, total in zip(methods, names, ends["total"], strict=True)]
+    return _horizontal(data, names, labels, f"Memory a card must provide ({unit})", reach, usable / size, f"this device: {format_bytes(usable, unit)}", height=230)
 
 
 def over_one_step(phases: pd.DataFrame, room: float, unit: str = "GiB") -> go.Figure:
@@ -61,11 +61,11 @@ def over_one_step(phases: pd.DataFrame, room: float, unit: str = "GiB") -> go.Fi
     """
     size = BYTE_UNITS[unit]
     ends = phases.drop_duplicates("phase")
-    reach = max(float(ends["total"].max()), room) / size * 1.16
+    reach = max(float(ends["total"].max()), room) / size * 1.04
     names = list(ends["label"])
     data = _stacked(phases, "phase", list(ends["phase"]), names, list(ends["peak"]), reach, unit)
-    notes = [_at_the_end(row.label, row.total / size, ("◂ peak, " if row.peak else "") + format_bytes(row.total, unit), row.peak) for row in ends.itertuples()]
-    return _horizontal(data, names, f"Live tensors ({unit})", reach, room / size, f"room for tensors: {format_bytes(room, unit)}", notes, height=80 + 38 * len(names))
+    labels = [_bold(f"{row.label}<br>{format_bytes(row.total, unit)}{', the peak' if row.peak else ''}", row.peak) for row in ends.itertuples()]
+    return _horizontal(data, names, labels, f"Live tensors ({unit})", reach, room / size, f"room for tensors: {format_bytes(room, unit)}", height=80 + 44 * len(names))
 
 
 def _stacked(table: pd.DataFrame, key: str, keys: list[str], names: list[str], strong: list[bool], reach: float, unit: str) -> list[dict[str, Any]]:
@@ -84,20 +84,26 @@ def _stacked(table: pd.DataFrame, key: str, keys: list[str], names: list[str], s
     ]  # fmt: skip
 
 
-def _at_the_end(name: str, x: float, text: str, strong: bool) -> dict[str, Any]:
-    return dict(x=x, y=name, text=f"<b>{text}</b>" if strong else text, showarrow=False, xanchor="left", xshift=6, font=dict(size=13))
+def _bold(text: str, strong: bool) -> str:
+    return f"<b>{text}</b>" if strong else text
 
 
-def _horizontal(data: list[dict[str, Any]], names: list[str], title: str, reach: float, limit: float, limit_text: str, notes: list[dict[str, Any]], height: int) -> go.Figure:
+def _horizontal(data: list[dict[str, Any]], names: list[str], labels: list[str], title: str, reach: float, limit: float, limit_text: str, height: int) -> go.Figure:
     """Bars from top to bottom with a line across them at the device's limit, named above the bars."""
     right = limit > reach / 2
     above = dict(x=limit, y=1, yref="paper", text=limit_text, showarrow=False, xanchor="right" if right else "left", yanchor="bottom", xshift=4 if right else -4, font=dict(color=CAPACITY, size=13))
     layout = dict(
-        barmode="stack", bargap=0.3, height=height, margin=dict(l=8, r=8, t=26, b=8), hovermode="closest",
-        legend=dict(orientation="h", x=0, xanchor="left", y=-0.2, yanchor="top", yref="paper", itemclick=False, itemdoubleclick=False, traceorder="normal", title=None),
+        barmode="stack", bargap=0.3, height=height, margin=dict(l=8, r=8, t=26, b=8), hovermode="closest", showlegend=False,
         xaxis=dict(title=dict(text=title, standoff=6), range=[0, reach], fixedrange=True, zeroline=False),
-        yaxis=dict(type="category", categoryorder="array", categoryarray=names[::-1], fixedrange=True, automargin=True),
+        yaxis=dict(type="category", categoryorder="array", categoryarray=names[::-1], tickvals=names, ticktext=labels, fixedrange=True, automargin=True),
         shapes=[dict(type="line", x0=limit, x1=limit, yref="paper", y0=0, y1=1, line=dict(color=CAPACITY, width=2, dash="dash"))],
-        annotations=[*notes, above],
+        annotations=[above],
     )  # fmt: skip
     return go.Figure(data=data, layout=layout)
+
+
+def legend() -> str:
+    """The groups and their colours as HTML that wraps: one legend for all figures."""
+    square = '<span style="display:inline-block;width:0.8em;height:0.8em;border-radius:2px;margin-right:0.4em;background:{}"></span>{}'
+    items = [f'<span style="white-space:nowrap">{square.format(color, GROUPS[group])}</span>' for group, color in COLORS.items()]
+    return f'<div style="display:flex;flex-wrap:wrap;gap:0.2em 1.1em;font-size:0.875rem">{"".join(items)}</div>'

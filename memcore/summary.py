@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from . import catalog, rules
+from .architecture import ModelArchitecture
 from .catalog import Device
 from .estimate import PHASE_LABELS, MemoryBreakdown
 from .ledger import LEDGER
@@ -66,8 +67,8 @@ def verdict(breakdown: MemoryBreakdown, device: Device) -> Verdict:
 def sentence(v: Verdict, run: Scenario, device: Device, unit: str = "GiB") -> str:
     """The verdict on a run in one sentence, to follow its word."""
     sequences = "sequence" if run.micro_batch_size == 1 else "sequences"
-    what = f"{METHODS[run.method]} of {short_name(run)}, {run.micro_batch_size:,} {sequences} of {format_tokens(run.sequence_length)} tokens"
-    where = device.label if run.data_parallel_size == 1 else f"each of {run.data_parallel_size:,} {device.label}"
+    what = f"{METHODS[run.method]} of {short_name(run.model)}, {run.micro_batch_size:,} {sequences} of {format_tokens(run.sequence_length)} tokens"
+    where = f"the {device.label}" if run.data_parallel_size == 1 else f"each of {run.data_parallel_size:,} {device.label}"
     needs, has, high = (format_bytes(n, unit) for n in (v.needs, v.has, v.high))
     if v.word == "fits":
         return f"{what}, needs {needs} of the {has} that {where} can give; {format_bytes(v.spare, unit)} to spare."
@@ -80,13 +81,12 @@ def peak_sentence(breakdown: MemoryBreakdown, unit: str = "GiB") -> str:
     """Where in the step the peak is, and what it mostly is."""
     sums = group_sums(breakdown, breakdown.peak_phase)
     group = max(sums, key=sums.__getitem__)
-    phase = PHASE_LABELS[breakdown.peak_phase]
-    return f"The peak is in the {phase[0].lower()}{phase[1:]}; most of it is {GROUPS[group].lower()}, {format_bytes(sums[group], unit)}."
+    return f"Its peak comes in “{PHASE_LABELS[breakdown.peak_phase]}” and is mostly {GROUPS[group].lower()} ({format_bytes(sums[group], unit)})."
 
 
-def short_name(run: Scenario) -> str:
+def short_name(model: ModelArchitecture) -> str:
     """The model's name without its owner."""
-    return run.model.name.rpartition("/")[2]
+    return model.name.rpartition("/")[2]
 
 
 def change(now: float, before: float | None) -> float | None:
@@ -159,16 +159,16 @@ def room_for_tensors(breakdown: MemoryBreakdown, device: Device) -> float:
 
 
 def published(breakdowns: dict[str, MemoryBreakdown]) -> pd.DataFrame:
-    """The estimate and the rule of thumb for each method, in decimal GB as published, and their ratio."""
+    """The estimate and the rule of thumb for each method, and their ratio. [decimal GB, as published]"""
     rows = []
     for method, b in breakdowns.items():
         rule = float(rules.rule_of_thumb(method, b.parameters))
-        rows.append({"method": METHODS[method], "estimate_gb": float(b.device) / GB, "rule_gb": rule / GB, "ratio": float(b.device) / rule})
+        rows.append({"method": method, "estimate_gb": float(b.device) / GB, "rule_gb": rule / GB, "ratio": float(b.device) / rule})
     return pd.DataFrame(rows)
 
 
 def ledger(breakdown: MemoryBreakdown) -> pd.DataFrame:
-    """The ledger of bytes per parameter for this run's recipe, and what the estimate has for the same things. [decimal GB]"""
+    """The ledger of bytes per parameter for this run's recipe, and what the estimate holds of the same things. [decimal GB]"""
     run = breakdown.run
     book = rules.parameter_ledger(run.model.parameters, run.precision, run.method, int(breakdown.trainable_parameters))
     held = {key: max(float(phase[key]) for phase in breakdown.phases.values()) for key in LEDGER}
@@ -204,3 +204,31 @@ def _times(ratio: float) -> str:
     if abs(ratio - 1) < 0.05:
         return "The estimate agrees with"
     return f"The estimate is {ratio:.1f} times" if ratio > 1 else f"The estimate is {1 - ratio:.0%} below"
+
+
+def shown_terms(table: pd.DataFrame) -> pd.DataFrame:
+    """`terms` as the page prints it."""
+    return pd.DataFrame(
+        {
+            "Term": [f"**{label}**  \n{meaning}" for label, meaning in zip(table["label"], table["meaning"], strict=True)],
+            "GiB": table["gib"].map("{:,.3f}".format),
+            "Share": table["share"].map("{:.1%}".format),
+            "Bytes": table["bytes"].map("{:,.0f}".format),
+            "Formula": table["formula"],
+            "Source": table["source"],
+        }
+    )
+
+
+def shown_published(breakdowns: dict[str, MemoryBreakdown]) -> pd.DataFrame:
+    """`published` as the page prints it."""
+    table = published(breakdowns)
+    one = "{:,.1f}".format
+    return pd.DataFrame({"Method": table["method"].map(METHODS), "Estimate": table["estimate_gb"].map(one), "Rule of thumb": table["rule_gb"].map(one), "Ratio": table["ratio"].map("{:.2f}".format)})
+
+
+def shown_ledger(breakdown: MemoryBreakdown) -> pd.DataFrame:
+    """`ledger` as the page prints it."""
+    table = ledger(breakdown)
+    one = "{:,.1f}".format
+    return pd.DataFrame({"Part": table["part"], "Bytes per parameter": table["per_parameter"].map("{:.2f}".format), "Ledger": table["ledger_gb"].map(one), "This run": table["estimate_gb"].map(one)})

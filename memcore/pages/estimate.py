@@ -17,18 +17,6 @@ from .controls import Request, set_controls
 
 ICONS = {"fits": ":material/check_circle:", "tight": ":material/warning:", "does not fit": ":material/cancel:"}
 BOXES = {"fits": st.success, "tight": st.warning, "does not fit": st.error}
-COLUMNS = {
-    "label": st.column_config.TextColumn("Term", width="medium", pinned=True),
-    "gib": st.column_config.NumberColumn("GiB", format="%.3f"),
-    "share": st.column_config.ProgressColumn("Share", format="percent", min_value=0, max_value=1),
-    "bytes": st.column_config.NumberColumn("Bytes", format="localized"),
-    "formula": st.column_config.TextColumn("Formula, with this run's numbers", width="large"),
-    "meaning": st.column_config.TextColumn("What it is", width="large"),
-    "source": st.column_config.TextColumn("Source", width="large"),
-}
-ROW_HEIGHT = 35
-
-
 def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     """The whole view, in the order of the questions."""
     breakdown = breakdowns[request.run.method]
@@ -58,9 +46,16 @@ def verdict(request: Request, breakdown: MemoryBreakdown) -> None:
         st.metric("Spare" if v.spare >= 0 else "Over by", format_bytes(abs(v.spare), unit), border=True, height="stretch")
 
 
+def heading(text: str) -> None:
+    """Of a chart: its name, and the legend beside it."""
+    with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", gap="medium"):
+        st.subheader(text, anchor=False, width="content")
+        st.html(figures.legend(), width="content")
+
+
 def where_it_goes(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     """A bar for each method."""
-    st.subheader("Where it goes", anchor=False)
+    heading("Where it goes")
     figure = figures.where_it_goes(summary.stacks(breakdowns), request.device.usable_bytes, request.run.method, request.unit)
     alt = ", ".join(f"{METHODS[m]} needs {format_bytes(b.device, request.unit)}" for m, b in breakdowns.items())
     st.plotly_chart(figure, key="where_it_goes", config=figures.CONFIG, alt=f"{alt}; the device can give {format_bytes(request.device.usable_bytes, request.unit)}")
@@ -76,8 +71,8 @@ def what_would_fit(request: Request) -> None:
                 st.markdown(f"**{METHODS[method]}**: {f'up to **{format_count(found.parameters)}** parameters' if found.parameters else 'no size'}")
                 if found.model:
                     st.button(
-                        f"{found.model.name} ({format_count(found.model.parameters)})", key=f"use_{method}", type="tertiary", icon=":material/arrow_forward:", wrap=True,
-                        help=f"The largest known model that fits, with {format_bytes(found.needs, request.unit)}. Click to use it.", on_click=set_controls, kwargs={"model": found.model.name, "method": method},
+                        f"{summary.short_name(found.model)}, {format_count(found.model.parameters)}", key=f"use_{method}", type="tertiary", icon=":material/arrow_forward:", wrap=True,
+                        help=f"{found.model.name}, the largest known model that fits, with {format_bytes(found.needs, request.unit)}. Click to use it.", on_click=set_controls, kwargs={"model": found.model.name, "method": method},
                     )  # fmt: skip
                 else:
                     st.caption(f"No known model: {found.smallest.name}, which needs least, needs {format_bytes(found.needs, request.unit)}." if found.smallest else "No known model has these target modules.")
@@ -90,7 +85,7 @@ def largest_model(run: Scenario, budget: float) -> memcore.solver.LargestModel:
 
 def over_one_step(request: Request, breakdown: MemoryBreakdown) -> None:
     """Memory by phase, the peak marked."""
-    st.subheader("Over one step", anchor=False)
+    heading("Over one step")
     phases = summary.over_one_step(breakdown)
     figure = figures.over_one_step(phases, summary.room_for_tensors(breakdown, request.device), request.unit)
     st.plotly_chart(figure, key="over_one_step", config=figures.CONFIG, alt=summary.peak_sentence(breakdown, request.unit))
@@ -106,7 +101,7 @@ def every_number(request: Request, breakdown: MemoryBreakdown) -> None:
             on_click="ignore", key="csv", icon=":material/download:", help="These rows, with the scenario and the device in columns of their own.",
         )  # fmt: skip
     with st.container(key="every_number"):
-        st.dataframe(terms, column_order=list(COLUMNS), column_config=COLUMNS, hide_index=True, height=ROW_HEIGHT * (len(terms) + 1) + 3, alt="Every term at the peak with its bytes, share, formula and source")
+        st.table(summary.shown_terms(terms), hide_index=True, border="horizontal", alt="Every term at the peak with its bytes, share, formula and source")
 
 
 def published(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
@@ -116,10 +111,8 @@ def published(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     st.markdown("\n".join(f"- {reason}" for reason in summary.why_different(breakdown)))
     left, right = st.columns(2, gap="large")
     with left:
-        st.caption("Rule of thumb, for each method (decimal GB, as published)")
-        numbers = {k: st.column_config.NumberColumn(label, format="%.1f") for k, label in {"estimate_gb": "Estimate (GB)", "rule_gb": "Rule of thumb (GB)", "ratio": "Ratio"}.items()}
-        st.dataframe(summary.published(breakdowns), hide_index=True, column_config={"method": "Method", **numbers}, alt="Estimate and rule of thumb by method")
+        st.caption("The rule of thumb, for each method; decimal GB, as published")
+        st.table(summary.shown_published(breakdowns), hide_index=True, border="horizontal", alt="Estimate and rule of thumb by method")
     with right:
-        st.caption(f"Ledger of bytes per parameter: {METHODS[request.run.method]}, {request.run.precision} (decimal GB)")
-        numbers = {k: st.column_config.NumberColumn(label, format=f) for k, label, f in (("per_parameter", "Bytes per parameter", "%.2f"), ("ledger_gb", "Ledger (GB)", "%.1f"), ("estimate_gb", "This run (GB)", "%.1f"))}
-        st.dataframe(summary.ledger(breakdown), hide_index=True, column_config={"part": "Part", **numbers}, alt="Ledger of bytes per parameter beside the estimate")
+        st.caption(f"The ledger of bytes per parameter: {METHODS[request.run.method]}, {request.run.precision}; decimal GB")
+        st.table(summary.shown_ledger(breakdown), hide_index=True, border="horizontal", alt="Ledger of bytes per parameter beside the estimate")
