@@ -215,6 +215,25 @@ class Software:
     checked: date
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharding:
+    """What several GPUs divide among them, and what that costs on each."""
+
+    name: str
+    label: str
+    shards_optimizer: bool
+    shards_gradients: bool
+    shards_weights: bool
+    offloads: bool
+    """The shards live in host memory."""
+    bucket_elements: int
+    """Of one flat communication buffer."""
+    buckets: int
+    notes: str
+    source: str
+    checked: date
+
+
 @cache
 def devices() -> Table[Device]:
     return _table("device", Device, "devices.csv")
@@ -233,6 +252,11 @@ def precisions() -> Table[Precision]:
 @cache
 def quantizations() -> Table[Quantization]:
     return _table("quantization", Quantization, "quantizations.csv")
+
+
+@cache
+def shardings() -> Table[Sharding]:
+    return _table("sharding", Sharding, "shardings.csv")
 
 
 @cache

@@ -1,121 +1,29 @@
 """The estimate: every term of the ledger over the phases of a step, and the largest phase.
 
-`compile_run` turns the choices of a Scenario into matrices once; `estimate` puts the sizes in. The same arithmetic serves
-one run and a grid of them, so a chart, a table and the solver cannot disagree.
+`program` compiles a Scenario's choices once; here the sizes are put in. The same arithmetic serves one run and a grid of
+them, so a chart, a table and the solver cannot disagree.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 
 from . import catalog, ledger
-from .architecture import ModelArchitecture
-from .layers import FLASH_PACKAGE, Flow
-from .ledger import TERM_INDEX, Storing
+from .layers import FLASH_PACKAGE
+from .ledger import TERM_INDEX
+from .program import Compiled, compile_run
 from .scenario import Numeric, Scenario
-from .step import PHASES, Program, compile_step
 from .tape import BASIS
-from .tape import TERMS as STEP_TERMS
 
-N_TERMS = len(ledger.TERMS)
-STEP_ROWS = [TERM_INDEX[name] for name in STEP_TERMS]
 EMBEDDING_SORT_TOKENS = 3072
 """aten/src/ATen/native/cuda/Embedding.cu: above it the gradient is summed through sorted segments."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A run without its sizes."""
-
-    phases: dict[str, np.ndarray]  # events x TERMS x BASIS
-    trained: np.ndarray
-    program: Program
-
-
-def flow_of(run: Scenario, masked: bool) -> Flow:
-    """What of a Scenario decides which tensors there are."""
-    precision, quantization, software = catalog.precisions()[run.precision], catalog.quantizations()[run.quantization], catalog.software()[run.software]
-    width = precision.weight_bytes
-    outer = 4 if run.prepare_kbit == "all-fp32" else width
-    norm = 4 if run.prepare_kbit != "none" else width
-    return Flow(
-        trains_base=run.method == "full",
-        adapters=run.method != "full",
-        targets=None if run.lora_target_modules == "all-linear" else run.lora_target_modules,
-        saved_modules=run.modules_to_save if run.method != "full" else (),
-        weight_width=width,
-        norm_width=norm,
-        outer_width=outer,
-        adapter_width=4 if run.adapter_precision == "fp32" else 2,
-        quantization="int8" if run.quantization == "int8" else quantization.family,
-        double_quant=quantization.second_block_size > 0,
-        quantizes_head=software.quantizes_head or quantization.quantizes_head,
-        autocast=run.autocast,
-        dropout=bool(np.any(run.lora_dropout)) and run.method != "full",
-        checkpointing=run.gradient_checkpointing,
-        attention=run.attention,
-        masked=masked,
-        loss=run.loss,
-        fused_kernels=run.kernels == "fused",
-        repeats_kv=run.model.model_type in software.repeats_kv_families,
-        casts_quantized_input=software.library == "transformers" and software.released < "2025-01",
-        holds_outputs=software.holds_outputs,
-        upcasts_logits=software.upcasts_logits,
-        shifts_logits=software.shifts_logits,
-        chunks=software.chunks,
-        fused_qkv=software.fused_qkv,
-        keeps_quantized_input=software.fused_qkv,
-    )
-
-
-def storing_of(run: Scenario) -> Storing:
-    software = catalog.software()[run.software]
-    quantization = catalog.quantizations()[run.quantization]
-    return Storing(
-        method=run.method,
-        precision=catalog.precisions()[run.precision],
-        quantization=quantization,
-        optimizer=catalog.optimizers()[run.optimizer],
-        adapter_width=4 if run.adapter_precision == "fp32" else 2,
-        targets=None if run.lora_target_modules == "all-linear" else run.lora_target_modules,
-        saved=run.modules_to_save if run.method != "full" else (),
-        prepare_kbit=run.prepare_kbit,
-        quantizes_head=software.quantizes_head or quantization.quantizes_head,
-    )
-
-
-@lru_cache(maxsize=2048)
-def _compile(model: ModelArchitecture, flow: Flow, storing: Storing, accumulates: bool) -> Compiled:
-    program = compile_step(model, flow, accumulates)
-    parts = ledger.tensors(model, storing)
-    static = np.zeros((N_TERMS, len(BASIS)))
-    static[TERM_INDEX["weights"]] = ledger.weight_bytes(parts, "weights")
-    static[TERM_INDEX["adapters"]] = ledger.weight_bytes(parts, "adapters")
-    static[TERM_INDEX["master_weights"]] = ledger.master_bytes(parts, storing)
-    static[TERM_INDEX["optimizer_states"]] = ledger.optimizer_bytes(parts, storing)
-    static[TERM_INDEX["inputs"]] = ledger.input_bytes()
-    gradients = ledger.gradient_bytes(parts, storing)
-    phases = {}
-    for name, events in program.phases.items():
-        full = np.zeros((len(events), N_TERMS, len(BASIS)))
-        full[:, STEP_ROWS] = events
-        full += static
-        if accumulates:
-            full[:, TERM_INDEX["gradients"]] += gradients
-        phases[name] = full
-    step = static.copy()
-    step[TERM_INDEX["gradients"]] = gradients
-    step[TERM_INDEX["optimizer_temporaries"]] = ledger.optimizer_temporary_bytes(parts, storing)
-    phases["optimizer_step"] = step[None]
-    return Compiled({name: phases[name] for name in PHASES if name in phases}, ledger.trained_parameters(parts), program)
-
-
 def basis_of(run: Scenario) -> list[Numeric]:
     """The sizes of a run, in the order of BASIS."""
-    b, s, r = (np.asarray(v, dtype=np.float64) for v in (run.micro_batch_size, run.sequence_length, run.lora_rank))
+    b, s, r, n = (np.asarray(v, dtype=np.float64) for v in (run.micro_batch_size, run.sequence_length, run.lora_rank, run.data_parallel_size))
     tokens = b * s
     vocabulary, hidden = run.model.vocab_size, run.model.hidden_size
     chunk_rows = np.ceil(tokens / np.ceil(vocabulary / hidden))
@@ -124,6 +32,7 @@ def basis_of(run: Scenario) -> list[Numeric]:
     labels = np.where(b == 1, 8 * s + 8, 8 * tokens)
     values = {
         "1": 1.0, "tokens": tokens, "tokens*s": tokens * s, "s": s, "s*s": s * s, "rank": r, "rank*tokens": r * tokens,
+        "1/n": 1 / n, "rank/n": r / n,
         "b*ceil128(s)": b * np.ceil(s / 128) * 128, "b*ceil64(s)": b * np.ceil(s / 64) * 64, "sort": sort, "labels": labels, "chunk": chunk,
     }
     return [values[name] for name in BASIS]
@@ -143,27 +52,78 @@ def evaluate(coefficients: np.ndarray, basis: list[Numeric]) -> np.ndarray:
 class MemoryBreakdown:
     """What a run holds on its busiest GPU, by phase and term. Numbers, or arrays where the Scenario has arrays. [bytes]"""
 
-    def __init__(self, run: Scenario, phases: dict[str, dict[str, Numeric]], trainable: Numeric, coefficients: dict[str, np.ndarray]):
+    def __init__(self, run: Scenario, basis: list[Numeric], cases: list[tuple[np.ndarray, Compiled]]):
         self.run = run
-        self.phases = phases
-        """{phase: {term: bytes}}: the largest moment of each phase of a step."""
-        self.trainable_parameters = trainable
-        self.parameters = run.model.parameters
-        self.totals = {name: sum(terms.values()) for name, terms in phases.items()}
-        """{phase: bytes}."""
-        self._coefficients = coefficients
+        self._basis = basis
+        self._cases = cases
+        self._shape = np.broadcast_shapes(*(np.shape(v) for v in basis), *(np.shape(where) for where, _ in cases))
+        self._values = [evaluate(compiled.totals, basis) for _, compiled in cases]
 
-    @property
+    def _choose(self, values: list) -> Numeric:
+        """Each place of a grid from the case it belongs to."""
+        if len(values) == 1:
+            return values[0]
+        return np.select([np.broadcast_to(where, self._shape) for where, _ in self._cases], [np.broadcast_to(v, self._shape) for v in values])
+
+    @cached_property
+    def parameters(self) -> int:
+        """Of the whole checkpoint."""
+        return self.run.model.parameters
+
+    @cached_property
+    def trainable_parameters(self) -> Numeric:
+        """Parameters that get gradients."""
+        return evaluate(self._cases[0][1].trained, self._basis)[()]
+
+    @cached_property
+    def totals(self) -> dict[str, Numeric]:
+        """{phase: bytes}: the largest moment of each phase of a step."""
+        names = dict.fromkeys(name for _, compiled in self._cases for name in compiled.phases)
+        maxima = [dict(zip(c.phases, np.maximum.reduceat(v, c.starts), strict=True)) for (_, c), v in zip(self._cases, self._values, strict=True)]
+        return {name: self._choose([m[name] for m in maxima]) for name in names}
+
+    @cached_property
+    def phases(self) -> dict[str, dict[str, Numeric]]:
+        """{phase: {term: bytes}} of those moments."""
+        result = {}
+        for name in self.totals:
+            per_case = [self._terms(compiled, values, name) for (_, compiled), values in zip(self._cases, self._values, strict=True)]
+            result[name] = {term.key: self._choose([t[i] for t in per_case]) for i, term in enumerate(ledger.TERMS)}
+        return result
+
+    def _terms(self, compiled: Compiled, values: np.ndarray, phase: str) -> np.ndarray:
+        """TERMS x shape: the terms of the largest moment of a phase, wherever on a grid it is which."""
+        start, stop = _span(compiled, phase)
+        best = values[start:stop].argmax(axis=0)
+        if best.ndim == 0:
+            return evaluate(compiled.events[start + best], self._basis)
+        terms = np.zeros((len(ledger.TERMS), *self._shape))
+        for moment in np.unique(best):
+            terms = np.where(best == moment, evaluate(compiled.events[start + moment], self._basis), terms)
+        return terms
+
+    def coefficients(self, phase: str) -> np.ndarray:
+        """TERMS x BASIS of the largest moment of a phase; for one run, not a grid."""
+        compiled, values = self._cases[0][1], self._values[0]
+        start, stop = _span(compiled, phase)
+        return compiled.events[start + int(values[start:stop].argmax())]
+
+    @cached_property
     def allocated(self) -> Numeric:
         """Peak of live tensors: torch.cuda.max_memory_allocated()."""
-        return np.maximum.reduce(list(self.totals.values()))
+        return self._choose([v.max(axis=0) for v in self._values])
 
-    @property
+    @cached_property
     def peak_phase(self):
         """Name of the largest phase."""
         names = list(self.totals)
         index = np.argmax(np.broadcast_arrays(*self.totals.values()), axis=0)
         return names[int(index)] if index.ndim == 0 else np.array(names)[index]
+
+    @cached_property
+    def host(self) -> Numeric:
+        """What lives in the host's memory for one GPU where states or weights are offloaded."""
+        return evaluate(self._cases[0][1].host, self._basis)[()]
 
     @property
     def reserved(self) -> Numeric:
@@ -201,7 +161,7 @@ class MemoryBreakdown:
 
     def formula(self, phase: str, term: str) -> str:
         """How a term's bytes come about, with this run's numbers: the very coefficients it was computed from."""
-        row = self._coefficients[phase][TERM_INDEX[term]]
+        row = self.coefficients(phase)[TERM_INDEX[term]]
         parts = [_product(c, name, value) for c, name, value in zip(row, BASIS, basis_of(self.run), strict=True) if c]
         return " + ".join(parts) or "0"
 
@@ -213,7 +173,7 @@ def _product(coefficient: float, name: str, value: Numeric) -> str:
 
 BASIS_LABELS = {
     "tokens": "tokens", "tokens*s": "batch·length²", "s": "positions", "s*s": "positions²", "rank": "(rank)", "rank*tokens": "rank·tokens",
-    "b*ceil128(s)": "padded rows", "b*ceil64(s)": "padded rows", "sort": "partial sums", "labels": "bytes of labels", "chunk": "tokens of a chunk",
+    "b*ceil128(s)": "padded rows", "b*ceil64(s)": "padded rows", "sort": "partial sums", "labels": "bytes of labels", "chunk": "tokens of a chunk", "1/n": "(one GPU's share)", "rank/n": "(rank, one GPU's share)",
 }
 PHASE_LABELS = {
     "forward": "Forward pass", "loss": "Loss", "backward_loss": "Backward: loss and head", "backward_last_layer": "Backward: last layers",
@@ -221,33 +181,23 @@ PHASE_LABELS = {
 }
 
 
+def _span(compiled: Compiled, phase: str) -> tuple[int, int]:
+    i = compiled.phases.index(phase)
+    return int(compiled.starts[i]), int(compiled.starts[i + 1]) if i + 1 < len(compiled.phases) else len(compiled.totals)
+
+
 def estimate(run: Scenario) -> MemoryBreakdown:
-    """The memory of one training step, by phase and term."""
-    basis = basis_of(run)
-    storing = storing_of(run)
+    """The memory of one training step on the busiest GPU, by phase and term.
+
+    Numeric fields of the Scenario may be arrays that broadcast against each other; then every result is an array.
+    """
     masked, accumulates = _masked(run), np.asarray(run.gradient_accumulation_steps) > 1
-    table: dict[str, np.ndarray] = {}
-    coefficients: dict[str, np.ndarray] = {}
-    for is_masked in _values(masked):
-        for is_accumulating in _values(accumulates):
-            compiled = _compile(run.model, flow_of(run, is_masked), storing, is_accumulating)
-            here = (masked == is_masked) & (accumulates == is_accumulating)
-            for name, events in compiled.phases.items():
-                values = evaluate(events, basis)
-                terms = _largest_event(values)
-                if values.ndim == 2:
-                    coefficients[name] = events[values.sum(axis=1).argmax()]
-                table[name] = np.where(here, terms, table[name]) if name in table else terms
-    phases = {name: dict(zip(ledger.LEDGER, table[name], strict=True)) for name in PHASES if name in table}
-    return MemoryBreakdown(run, phases, evaluate(compiled.trained, basis), coefficients)
-
-
-def _largest_event(values: np.ndarray) -> np.ndarray:
-    """events x TERMS x shape -> the terms of the largest event, for each place of the shape."""
-    best = values.sum(axis=1).argmax(axis=0)
-    if best.ndim == 0:
-        return values[best]
-    return np.take_along_axis(values, np.broadcast_to(best, (1, values.shape[1], *best.shape)), axis=0)[0]
+    cases = [
+        ((masked == is_masked) & (accumulates == is_accumulating), compile_run(run, is_masked, is_accumulating))
+        for is_masked in _values(masked)
+        for is_accumulating in _values(accumulates)
+    ]
+    return MemoryBreakdown(run, basis_of(run), cases)
 
 
 def _masked(run: Scenario) -> np.ndarray:

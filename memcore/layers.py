@@ -54,6 +54,9 @@ class Flow:
     casts_quantized_input: bool
     """PEFT before 0.15 casts the input of an adapter on a quantized layer under autocast too."""
     holds_outputs: bool
+    sharded_gradients: bool
+    sharded_weights: bool
+    """FSDP: what a frozen layer keeps of its checkpointed input differs (see `step.compile_step`)."""
     upcasts_logits: str
     shifts_logits: bool
     chunks: int

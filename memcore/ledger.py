@@ -207,6 +207,16 @@ def weight_bytes(parts: tuple[ParameterTensor, ...], group: str) -> np.ndarray:
     return _sum(p.basis * (p.copies * p.elements * p.width) + ONE * (p.copies * p.overhead) for p in parts if p.group == group)
 
 
+def packed_width(p: ParameterTensor) -> float:
+    """Bytes of a packed weight without its scales: whole halves of a byte."""
+    return int(p.width * 2) / 2
+
+
+def unsharded_bytes(parts: tuple[ParameterTensor, ...]) -> np.ndarray:
+    """What FSDP leaves whole on every GPU: the scales and code books of quantized matrices."""
+    return _sum(ONE * (p.copies * (p.elements * (p.width - packed_width(p)) + p.overhead)) for p in parts if p.quantized)
+
+
 def trained_parameters(parts: tuple[ParameterTensor, ...]) -> np.ndarray:
     """How many parameters get gradients."""
     return _sum(p.basis * (p.copies * p.elements) for p in parts if p.trains)

@@ -1,0 +1,201 @@
+"""A run without its sizes: every moment of a step that can be its peak, all terms included, as matrices over BASIS.
+
+A Scenario's choices (method, precision, library, sharding, ...) are compiled once and kept; its numbers (batch, length,
+rank, GPUs) are put in by `estimate`. Here the terms of the step meet those of the ledger, and GPUs divide what they share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from . import catalog, ledger
+from .architecture import ModelArchitecture
+from .catalog import Sharding
+from .layers import Flow
+from .ledger import TERM_INDEX, ParameterTensor, Storing
+from .scenario import FIELDS, NUMERIC, Scenario
+from .step import PHASES, compile_step
+from .tape import BASIS, ONE
+from .tape import TERMS as STEP_TERMS
+
+N_TERMS = len(ledger.TERMS)
+STEP_ROWS = [TERM_INDEX[name] for name in STEP_TERMS]
+CHOICES = tuple(f for f in FIELDS if f not in NUMERIC)
+_ONE, _RANK, _SHARE, _RANK_SHARE = (BASIS.index(n) for n in ("1", "rank", "1/n", "rank/n"))
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The moments of a step that can be its peak."""
+
+    events: np.ndarray
+    """moments x TERMS x BASIS; of each phase only those that no other exceeds for every size."""
+    totals: np.ndarray
+    """moments x BASIS: `events` summed over the terms."""
+    starts: np.ndarray
+    """Where each phase begins among the moments."""
+    phases: tuple[str, ...]
+    trained: np.ndarray
+    """BASIS: trainable parameters."""
+    host: np.ndarray
+    """BASIS: what lives in the host's memory for this GPU. [bytes]"""
+
+
+def compile_run(run: Scenario, masked: bool, accumulates: bool) -> Compiled:
+    """The compiled form of a run's choices; kept, since sliders and solvers change sizes far more often."""
+    return _compile(masked, accumulates, bool(np.any(run.lora_dropout)), *(getattr(run, name) for name in CHOICES))
+
+
+@lru_cache(maxsize=4096)
+def _compile(masked: bool, accumulates: bool, dropout: bool, *choices: object) -> Compiled:
+    run = dict(zip(CHOICES, choices, strict=True))
+    model: ModelArchitecture = run["model"]
+    sharding = catalog.shardings()[run["sharding"]]
+    storing, flow = _storing(run), _flow(run, masked, dropout, sharding)
+    program = compile_step(model, flow, accumulates)
+    parts = ledger.tensors(model, storing)
+    static, host = _static(parts, storing, sharding)
+    gradients = ledger.gradient_bytes(parts, storing)
+    widening = storing.precision.gradient_bytes / flow.weight_width if flow.trains_base else 1.0
+    gathered = _Gathered(parts, flow, sharding)
+    phases = {}
+    for name, events in program.phases.items():
+        full = np.zeros((len(events), N_TERMS, len(BASIS)))
+        full[:, STEP_ROWS] = events
+        full[:, TERM_INDEX["gradients"]] *= widening
+        if sharding.shards_gradients:
+            _share(full[:, TERM_INDEX["gradients"]])
+        full += static
+        full[:, TERM_INDEX["gathered"]] += gathered.during(name)
+        if accumulates:
+            full[:, TERM_INDEX["gradients"]] += _shared(gradients, sharding.shards_gradients)
+        phases[name] = full
+    step = static.copy()
+    step[TERM_INDEX["gradients"]] = _shared(gradients, sharding.shards_gradients)
+    step[TERM_INDEX["optimizer_temporaries"]] = _shared(ledger.optimizer_temporary_bytes(parts, storing), sharding.shards_optimizer)
+    if sharding.offloads:
+        host = host + step[TERM_INDEX["gradients"]]
+        step[TERM_INDEX["gradients"]] = step[TERM_INDEX["optimizer_temporaries"]] = 0
+    phases["optimizer_step"] = step[None]
+    names = tuple(name for name in PHASES if name in phases)
+    parts_of = [phases[name] for name in names]
+    events = np.concatenate(parts_of)
+    starts = np.cumsum([0, *(len(p) for p in parts_of[:-1])])
+    return Compiled(events, events.sum(axis=1), starts, names, ledger.trained_parameters(parts), host)
+
+
+def _shared(vector: np.ndarray, shards: bool) -> np.ndarray:
+    if not shards:
+        return vector
+    vector = vector.copy()
+    _share(vector)
+    return vector
+
+
+def _share(vectors: np.ndarray) -> None:
+    """Constants and what grows with the rank become one GPU's share; in place."""
+    vectors[..., _SHARE] += vectors[..., _ONE]
+    vectors[..., _RANK_SHARE] += vectors[..., _RANK]
+    vectors[..., _ONE] = vectors[..., _RANK] = 0
+
+
+def _static(parts: tuple[ParameterTensor, ...], storing: Storing, sharding: Sharding) -> tuple[np.ndarray, np.ndarray]:
+    """What is there in every phase, on this GPU and on its host."""
+    static = np.zeros((N_TERMS, len(BASIS)))
+    host = ONE * 0.0
+    whole = ledger.unsharded_bytes(parts) if sharding.shards_weights else ONE * 0.0
+    terms = {
+        "weights": (ledger.weight_bytes(parts, "weights") - whole, sharding.shards_weights),
+        "adapters": (ledger.weight_bytes(parts, "adapters"), sharding.shards_weights),
+        "master_weights": (ledger.master_bytes(parts, storing), sharding.shards_optimizer),
+        "optimizer_states": (ledger.optimizer_bytes(parts, storing), sharding.shards_optimizer),
+    }
+    for key, (size, shards) in terms.items():
+        size = _shared(size, shards)
+        if sharding.offloads:
+            host = host + size
+        else:
+            static[TERM_INDEX[key]] = size
+    static[TERM_INDEX["weights"]] += whole
+    static[TERM_INDEX["inputs"]] = ledger.input_bytes()
+    static[TERM_INDEX["buckets"]] = ONE * (sharding.bucket_elements * sharding.buckets * ledger.HALF)
+    return static, host
+
+
+class _Gathered:
+    """Weights that are whole while they work: embedding and head from the first use to the end, and the layers at work.
+
+    One layer at the first layer's backward pass, two at the last (the one at work and the one fetched ahead); in full
+    fine-tuning one. Measured on published FSDP runs.
+    """
+
+    def __init__(self, parts: tuple[ParameterTensor, ...], flow: Flow, sharding: Sharding):
+        self.sharding = sharding
+        width = flow.weight_width
+        self.root = sum(p.elements * p.copies * (p.width if p.quantized else width) for p in parts if p.part in ("embedding", "head"))
+        layers = [p for p in parts if p.in_layer and p.group == "weights"]
+        depth = max((p.copies for p in layers), default=1)
+        self.layer = sum(p.elements * p.copies * (ledger.packed_width(p) if p.quantized else width) for p in layers) / depth
+        self.ahead = 1 if flow.trains_base else 2
+
+    def during(self, phase: str) -> np.ndarray:
+        if not self.sharding.shards_weights:
+            return ONE * 0.0
+        layers = {"forward": 1, "backward_last_layer": self.ahead, "backward_first_layer": 1}.get(phase, 0)
+        return ONE * (self.root + layers * self.layer)
+
+
+def _flow(run: dict, masked: bool, dropout: bool, sharding: Sharding) -> Flow:
+    """What of a run decides which tensors there are."""
+    precision, quantization, software = catalog.precisions()[run["precision"]], catalog.quantizations()[run["quantization"]], catalog.software()[run["software"]]
+    width, autocast, method = precision.weight_bytes, run["autocast"], run["method"]
+    if sharding.shards_weights and method == "full" and autocast:
+        width, autocast = ledger.HALF, False  # FSDP's mixed precision: shards stay as they are, what is gathered is 16-bit
+    return Flow(
+        trains_base=method == "full",
+        adapters=method != "full",
+        targets=None if run["lora_target_modules"] == "all-linear" else run["lora_target_modules"],
+        saved_modules=run["modules_to_save"] if method != "full" else (),
+        weight_width=width,
+        norm_width=ledger.FLOAT32 if run["prepare_kbit"] != "none" else width,
+        outer_width=ledger.FLOAT32 if run["prepare_kbit"] == "all-fp32" else width,
+        adapter_width=ledger.FLOAT32 if run["adapter_precision"] == "fp32" else ledger.HALF,
+        quantization="int8" if run["quantization"] == "int8" else quantization.family,
+        double_quant=quantization.second_block_size > 0,
+        quantizes_head=software.quantizes_head or quantization.quantizes_head,
+        autocast=autocast,
+        dropout=dropout and method != "full",
+        checkpointing=run["gradient_checkpointing"],
+        attention=run["attention"],
+        masked=masked,
+        loss=run["loss"],
+        fused_kernels=run["kernels"] == "fused",
+        repeats_kv=run["model"].model_type in software.repeats_kv_families,
+        casts_quantized_input=software.library == "transformers" and software.released < "2025-01",
+        holds_outputs=software.holds_outputs,
+        sharded_gradients=sharding.shards_gradients,
+        sharded_weights=sharding.shards_weights,
+        upcasts_logits=software.upcasts_logits,
+        shifts_logits=software.shifts_logits,
+        chunks=software.chunks,
+        fused_qkv=software.fused_qkv,
+        keeps_quantized_input=software.fused_qkv,
+    )
+
+
+def _storing(run: dict) -> Storing:
+    software, quantization = catalog.software()[run["software"]], catalog.quantizations()[run["quantization"]]
+    return Storing(
+        method=run["method"],
+        precision=catalog.precisions()[run["precision"]],
+        quantization=quantization,
+        optimizer=catalog.optimizers()[run["optimizer"]],
+        adapter_width=ledger.FLOAT32 if run["adapter_precision"] == "fp32" else ledger.HALF,
+        targets=None if run["lora_target_modules"] == "all-linear" else run["lora_target_modules"],
+        saved=run["modules_to_save"] if run["method"] != "full" else (),
+        prepare_kbit=run["prepare_kbit"],
+        quantizes_head=software.quantizes_head or quantization.quantizes_head,
+    )
