@@ -234,6 +234,26 @@ class Sharding:
     checked: date
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overhead:
+    """What a run takes beyond its live tensors, fitted to the measured runs' driver figures: low end, typical, high end."""
+
+    name: str
+    label: str
+    context_bytes: float
+    """CUDA context, kernels and library workspaces: outside torch's allocator."""
+    allocated_share: float
+    """Blocks the caching allocator holds, as a share of the live peak."""
+    logits_share: float
+    """The same, as a share of the logits and loss."""
+    several_context_bytes: float
+    """More of it where several GPUs talk."""
+    several_allocated_share: float
+    notes: str
+    source: str
+    checked: date
+
+
 @cache
 def devices() -> Table[Device]:
     return _table("device", Device, "devices.csv")
@@ -257,6 +277,11 @@ def quantizations() -> Table[Quantization]:
 @cache
 def shardings() -> Table[Sharding]:
     return _table("sharding", Sharding, "shardings.csv")
+
+
+@cache
+def overheads() -> Table[Overhead]:
+    return _table("overhead", Overhead, "overheads.csv")
 
 
 @cache

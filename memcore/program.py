@@ -17,7 +17,7 @@ from .catalog import Sharding
 from .layers import Flow
 from .ledger import TERM_INDEX, ParameterTensor, Storing
 from .scenario import FIELDS, NUMERIC, Scenario
-from .step import PHASES, compile_step
+from .step import PHASES, compile_step, pareto
 from .tape import BASIS, ONE
 from .tape import TERMS as STEP_TERMS
 
@@ -35,6 +35,8 @@ class Compiled:
     """moments x TERMS x BASIS; of each phase only those that no other exceeds for every size."""
     totals: np.ndarray
     """moments x BASIS: `events` summed over the terms."""
+    logits: np.ndarray
+    """moments x BASIS: the logits and the loss alone, where they are largest."""
     starts: np.ndarray
     """Where each phase begins among the moments."""
     phases: tuple[str, ...]
@@ -84,7 +86,8 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, *choices: object) -
     parts_of = [phases[name] for name in names]
     events = np.concatenate(parts_of)
     starts = np.cumsum([0, *(len(p) for p in parts_of[:-1])])
-    return Compiled(events, events.sum(axis=1), starts, names, ledger.trained_parameters(parts), host)
+    logits = pareto(events[:, TERM_INDEX["logits"], None])[:, 0]
+    return Compiled(events, events.sum(axis=1), logits, starts, names, ledger.trained_parameters(parts), host)
 
 
 def _shared(vector: np.ndarray, shards: bool) -> np.ndarray:
