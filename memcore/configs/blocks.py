@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..architecture import Attention, Block, Embedding, Experts, Linear, ModelArchitecture, Module, Norm
 from .family import Family, Layer, Mixer
-from .reading import REMEDY, ConfigError, Keys
+from .reading import MAX_PARAMETERS, REMEDY, ConfigError, Keys
 
 NAMES = {  # Llama's, by role
     "q": "q_proj", "k": "k_proj", "v": "v_proj", "qkv": "qkv_proj", "o": "o_proj", "q_norm": "q_norm", "k_norm": "k_norm",
@@ -34,10 +34,11 @@ def norm(keys: Keys, family: Family, name: str, role: str, size: int, kind: str 
 # Attention
 
 
-def partial_rotary_factor(keys: Keys, otherwise: float) -> float:
-    """The share of a head that is rotated, wherever the config says so."""
+def partial_rotary_factor(keys: Keys, otherwise: float, kind: str) -> float:
+    """The share of a head that is rotated, wherever the config says so: for all layers, or for one kind of them."""
     for place in ("rope_parameters", "rope_scaling"):
         rope = keys.value(place)
+        rope = rope.get(kind, rope) if isinstance(rope, Mapping) else None
         if isinstance(rope, Mapping) and "partial_rotary_factor" in rope:
             return Keys(rope, "", where=place).number("partial_rotary_factor", otherwise, maximum=1.0)
     return keys.number("partial_rotary_factor", otherwise, maximum=1.0)
@@ -50,7 +51,7 @@ def attention_shape(keys: Keys, family: Family, layer: Layer) -> Attention:
         raise ConfigError(f"{keys.label('num_attention_heads')} ({heads}) is not a multiple of {keys.label('num_key_value_heads')} ({kv_heads})")
     hidden_size = keys.size("hidden_size")
     head_dim = keys.size("head_dim", otherwise=0) or _divided(keys, hidden_size, heads)
-    share = partial_rotary_factor(keys, family.partial_rotary) if family.rotary else 0
+    share = partial_rotary_factor(keys, family.partial_rotary, layer.mixer) if family.rotary else 0
     windowed = layer.mixer == "sliding_attention" and family.sliding
     rotary_dim = keys.size("rotary_dim", otherwise=int(head_dim * share), minimum=0) if family.rotary else 0
     return Attention(
@@ -183,7 +184,7 @@ def dense_first(otherwise: int = 0, key: str = "first_k_dense_replace") -> Calla
         listed = keys.list("mlp_layer_types", length=depth, of=str)
         for part in listed or ():
             if part not in ("dense", "sparse"):
-                raise ConfigError(f"feed-forward type `{part}` in {keys.label('mlp_layer_types')} is not known to memcore; {REMEDY}")
+                raise ConfigError(f"feed-forward type `{part[:40]}` in {keys.label('mlp_layer_types')} is not known to memcore; {REMEDY}")
         first = keys.size(key, otherwise=otherwise, minimum=0)
         step = keys.size("moe_layer_freq", otherwise=1) if isinstance(keys.value("moe_layer_freq"), int) else 1
         return listed or ["sparse" if i >= first and i % step == 0 else "dense" for i in range(depth)]
@@ -218,7 +219,7 @@ def block(keys: Keys, family: Family, layer: Layer) -> Block:
     if layer.mixer in ATTENTION_KINDS:
         build = family.attention or attention
     if build is None:
-        raise ConfigError(f"layer type `{layer.mixer}` is not known to memcore; {REMEDY}")
+        raise ConfigError(f"layer type `{layer.mixer[:40]}` is not known to memcore; {REMEDY}")
     mixer = build(keys, family, layer)
     feed_forward = (family.mlp or MLPS[layer.mlp])(keys, family, layer)
 
@@ -252,16 +253,20 @@ def doubts(keys: Keys, family: Family) -> tuple[str, ...]:
     return tuple(said)
 
 
-def language_model(keys: Keys, family: Family, name: str = "") -> ModelArchitecture:
+def language_model(keys: Keys, family: Family) -> ModelArchitecture:
     """A causal language model from its config."""
+    for name in ("is_encoder_decoder", "add_cross_attention"):
+        if keys.value(name):
+            raise keys.refuse(name, f"makes it half of an encoder-decoder model; memcore counts causal language models ({REMEDY})")
     given = keys.values
     keys = keys.over(family.derive(keys))
     hidden_size, vocab_size = keys.size("hidden_size", maximum=2**20), keys.size("vocab_size")
     kinds = (family.layers or default_layers)(keys, family)
     built = {kind: block(keys, family, kind) for kind in dict.fromkeys(kinds)}
     width = keys.size(family.embedding_size, otherwise=hidden_size)
-    return ModelArchitecture(
-        name=name or keys.word("_name_or_path") or keys.model_type,
+    path = keys.value("_name_or_path")
+    model = ModelArchitecture(
+        name=path if isinstance(path, str) and 0 < len(path) <= 200 else keys.model_type,
         model_type=keys.model_type,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -278,3 +283,6 @@ def language_model(keys: Keys, family: Family, name: str = "") -> ModelArchitect
         uncertain=doubts(keys, family),
         config=tuple(given.items()),
     )
+    if model.parameters > MAX_PARAMETERS:
+        raise ConfigError(f"these sizes make {model.parameters:.0e} parameters, more than any model has: look at {keys.label('hidden_size')}")
+    return model

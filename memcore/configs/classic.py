@@ -45,12 +45,16 @@ def bigcode_keys(keys: Keys) -> Mapping[str, object]:
 def gpt_neo_kinds(keys: Keys, family: Family) -> list[str]:
     """`attention_types`: [[["global", "local"], 12]], patterns with how often they are repeated."""
     depth, kinds = keys.layers(), []
-    for entry in keys.list("attention_types") or [[["global", "local"], depth]]:
+    for entry in keys.list("attention_types") or [[["global", "local"], 12]]:
         valid = isinstance(entry, (list, tuple)) and len(entry) == 2 and isinstance(entry[0], (list, tuple)) and isinstance(entry[1], int)
-        if not valid or not 0 < entry[1] <= depth:
+        if not valid or not 0 < entry[1] <= depth or not 0 < len(entry[0]) <= depth:
             raise keys.refuse("attention_types", "must be a list of patterns, each with how often it is repeated")
         kinds += list(entry[0]) * entry[1]
-    return ["sliding_attention" if kind == "local" else "full_attention" for kind in (kinds + kinds[:1] * depth)[:depth]]
+        if len(kinds) > depth:
+            break
+    if len(kinds) != depth:
+        raise keys.refuse("attention_types", f"does not make {depth} layers")
+    return ["sliding_attention" if kind == "local" else "full_attention" for kind in kinds]
 
 
 def falcon_keys(keys: Keys) -> Mapping[str, object]:
@@ -123,7 +127,7 @@ PLAIN_OPT = like(OPT, derive=lambda keys: {}, final_norm=True, norm_weight=True,
                  embedding_size="hidden_size", names={**OPT.names, "final_norm": "layer_norm"}, default_activation="gelu")
 FALCON = Family(
     keys={"intermediate_size": "ffn_hidden_size"}, derive=falcon_keys, names={**NEOX_NAMES, "final_norm": "ln_f"}, norms=falcon_norms,
-    norm="layer", linear_kind="subclass", embed_tokens="word_embeddings", fused_qkv=True, qkv_bias="bias", o_bias="bias", mlp_bias="bias", gated=False,
+    norm="layer", embed_tokens="word_embeddings", fused_qkv=True, qkv_bias="bias", o_bias="bias", mlp_bias="bias", gated=False,
     parallel="_parallel", activation="activation", default_activation="gelu", hidden_dropout="hidden_dropout", sliding=False, measured=True,
 )
 PHI = Family(

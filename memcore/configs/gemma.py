@@ -89,7 +89,7 @@ def gemma4_layers(keys: Keys, family: Family) -> list[Layer]:
     kinds = every(6)(keys, family)[:-1] + ["full_attention"]
     same = keys.flag("attention_k_eq_v")
     given = keys.nested("per_layer_config")
-    own_keys = {int(i): own for i, own in (given or {}).items() if isinstance(i, str) and i.isdecimal() and isinstance(own, Mapping)}
+    own_keys = {int(i): own for i, own in (given or {}).items() if isinstance(i, str) and i.isdecimal() and len(i) < 6 and isinstance(own, Mapping)}
     layers = []
     for i, (kind, changes) in enumerate(zip(kinds, shared_kv(keys), strict=True)):
         if kind == "full_attention":

@@ -78,7 +78,7 @@ def nemotron_layers(keys: Keys, family: Family) -> list[Layer]:
         raise ConfigError(f"{keys.label('layers_block_type')} is missing (or hybrid_override_pattern, its older spelling)")
     for kind in pattern:
         if not isinstance(kind, str) or kind not in NEMOTRON_KINDS:
-            raise ConfigError(f"layer type `{kind}` is not known to memcore; {REMEDY}")
+            raise ConfigError(f"layer type `{str(kind)[:40]}` is not known to memcore; {REMEDY}")
     return [Layer(*NEMOTRON_KINDS[kind]) for kind in pattern]
 
 
@@ -117,6 +117,17 @@ def zamba2_hybrid(keys: Keys, family: Family, layer: Layer) -> Mixer:
     )
     mixer = mamba2(**ZAMBA2_MAMBA)(keys, family, layer)
     return Mixer(("attention", *mixer.tags), modules + mixer.modules, shape)
+
+
+def griffin_layers(keys: Keys, family: Family) -> list[Layer]:
+    """`block_types` is repeated over the layers."""
+    kinds = keys.list("block_types", of=str) or ["recurrent", "recurrent", "attention"]
+    mixers = {"recurrent": "recurrent", "attention": "sliding_attention"}
+    plan = [kinds[i % len(kinds)] for i in range(keys.layers())]
+    for kind in plan:
+        if kind not in mixers:
+            raise ConfigError(f"layer type `{kind[:40]}` is not known to memcore; {REMEDY}")
+    return [Layer(mixers[kind]) for kind in plan]
 
 
 def olmo_hybrid_keys(keys: Keys) -> Mapping[str, object]:
@@ -207,10 +218,7 @@ HYBRID: dict[str, Family] = {
         qkv_bias="attention_bias", o_bias=True, mlp_bias=True, activation="hidden_activation", default_activation="gelu_pytorch_tanh",
         rotary="cat", partial_rotary=0.5, embedding_scale=True, final_softcap="logits_soft_cap", uncertain=UNCERTAIN,
         derive=lambda keys: {"intermediate_size": keys.size("intermediate_size", minimum=2) // 2},
-        layers=lambda keys, family: [
-            Layer("recurrent" if kind == "recurrent" else "sliding_attention") for kind in
-            ((keys.list("block_types", of=str) or ["recurrent", "recurrent", "attention"]) * keys.layers())[: keys.layers()]
-        ],
+        layers=griffin_layers,
         mixers={"recurrent": rg_lru},
     ),
 }

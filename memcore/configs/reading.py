@@ -22,7 +22,7 @@ MAX_DEPTH = 64
 MAX_LAYERS = 4096
 MAX_SIZE = 2**24
 """The widest tensor sides in use are vocabularies of a few hundred thousand rows."""
-MAX_POSITIONS = 2**40
+MAX_PARAMETERS = 10**14
 
 SYNONYMS = (
     # the library reads and writes these for one another (attribute_map of its configuration classes)
@@ -36,33 +36,36 @@ SYNONYMS = (
 REMEDY = "parameters can be given as a number instead"
 
 
-def read_json(source: Mapping | str | os.PathLike, what: str = "config.json") -> dict:
+def read_json(source: Mapping | str | os.PathLike, what: str = "config.json", limit: int = MAX_FILE_BYTES) -> dict:
     """A JSON object from a dict or a path; anything else is refused in one sentence, before it costs memory."""
     if isinstance(source, Mapping):
         _check_depth(source, what)
         return dict(source)
     if not isinstance(source, (str, os.PathLike)):
         raise ConfigError(f"{what} must be a JSON object or a path to one, not {type(source).__name__}")
-    path = Path(source)
-    if "\0" in os.fspath(source):
-        raise ConfigError(f"{what} is not a path: it contains a null character")
-    if path.is_dir():
-        path = path / what
+    if isinstance(source, str) and source.lstrip()[:1] == "{":
+        return parse_json(source, what, limit)
     try:
+        path = Path(source)
+        path = path / what if path.is_dir() else path
         if not path.is_file():
             raise ConfigError(f"there is no file {_short(os.fspath(path))}")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{what} is {path.stat().st_size / 2**20:.1f} MiB long; a {what} has at most {MAX_FILE_BYTES // 2**20} MiB")
+        if path.stat().st_size > limit:
+            raise _too_long(what, path.stat().st_size, limit)
         raw = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{what} cannot be read: {error.strerror or type(error).__name__}") from None
-    return parse_json(raw, what)
+    except ConfigError:
+        raise
+    except ValueError:  # a null character, half a surrogate pair
+        raise ConfigError(f"{what}: {_short(repr(source))} is not a path") from None
+    return parse_json(raw, what, limit)
 
 
-def parse_json(raw: bytes | str, what: str = "config.json") -> dict:
+def parse_json(raw: bytes | str, what: str = "config.json", limit: int = MAX_FILE_BYTES) -> dict:
     """The same from the text itself (an upload, a paste)."""
-    if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError(f"{what} is {len(raw) / 2**20:.1f} MiB long; a {what} has at most {MAX_FILE_BYTES // 2**20} MiB")
+    if len(raw) > limit:
+        raise _too_long(what, len(raw), limit)
     if isinstance(raw, bytes):
         try:
             raw = raw.decode("utf-8-sig")
@@ -74,12 +77,18 @@ def parse_json(raw: bytes | str, what: str = "config.json") -> dict:
         raise ConfigError(f"{what} is nested more than {MAX_DEPTH} levels deep") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{what} is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+    except ConfigError:
+        raise
     except ValueError as error:  # an integer of thousands of digits
         raise ConfigError(f"{what} is not valid JSON: {_short(str(error))}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{what} must be a JSON object, not a {type(values).__name__}")
     _check_depth(values, what)
     return values
+
+
+def _too_long(what: str, size: int, limit: int) -> ConfigError:
+    return ConfigError(f"{what} is {size / 2**20:.1f} MiB long; at most {limit // 2**20} MiB are believed")
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict:
@@ -94,19 +103,22 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict:
 
 
 def _check_depth(values: Mapping, what: str) -> None:
-    level: list = [values]
+    level: dict[int, Mapping | list | tuple] = {0: values}
     for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, Mapping) else outer)
-                 if isinstance(inner, (Mapping, list, tuple))]
+        level = {id(inner): inner for outer in level.values() for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+                 if isinstance(inner, (Mapping, list, tuple))}
         if not level:
             return
     raise ConfigError(f"{what} is nested more than {MAX_DEPTH} levels deep")
 
 
 def _short(value: object, limit: int = 60) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
-        return f"about 1e{int(math.log10(abs(value)))}" if abs(value) < 10**300 else "a number of hundreds of digits"
-    text = value if isinstance(value, str) else repr(value)
+    if isinstance(value, (list, tuple)) and len(value) > 8:
+        value = [*value[:8], ...]
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a number of thousands of digits"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
