@@ -158,7 +158,9 @@ class Block:
     """One decoder layer: its modules by name and role, and how they are wired."""
 
     mixers: tuple[str, ...] = ("attention",)
-    """What mixes tokens: "attention", "latent_attention", "mamba", "mamba2", "linear_attention", "recurrent", "convolution"; empty for an MLP-only layer."""
+    """What mixes tokens: "attention", "latent_attention", "mamba", "mamba2", "linear_attention", "recurrent", "convolution", and attention
+    to an image ("cross_attention"), with another layer's keys and values ("shared_attention") or to compressed ones
+    ("compressed_attention"); empty for an MLP-only layer."""
     modules: tuple[Module, ...]
     attention: Attention | None = None
     activation: str = "silu"

@@ -58,7 +58,7 @@ def attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
     share = Keys(keys.values, keys.model_type).number("partial_rotary_factor", keys.size("qk_rope_head_dim", otherwise=d // 8) / d, maximum=1.0)
     shape = Attention(num_attention_heads=heads, num_key_value_heads=1, head_dim=d, value_head_dim=d, rotary_dim=int(d * share),
                       sliding_window=keys.size("sliding_window", otherwise=0, minimum=0))
-    return Mixer(("latent_attention",), modules, shape)
+    return Mixer(("compressed_attention",), modules, shape)
 
 
 def streams(keys: Keys) -> tuple[Module, ...]:

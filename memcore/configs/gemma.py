@@ -24,7 +24,8 @@ def gemma_attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
         if not keys.flag("_value_is_key"):
             modules += (linear(keys, family, "v", h, shape.value_size, family.qkv_bias),)
         modules += (norm(keys, family, "k_norm", "k", shape.head_dim), Norm("v_norm", "other", shape.head_dim, family.norm, weight=False))
-    return Mixer(("attention",), (*modules, linear(keys, family, "o", shape.query_size, h, family.o_bias)), shape)
+    tag = "shared_attention" if keys.flag("_reuses_kv") else "attention"
+    return Mixer((tag,), (*modules, linear(keys, family, "o", shape.query_size, h, family.o_bias)), shape)
 
 
 def per_layer_input(keys: Keys) -> tuple[Module, ...]:
