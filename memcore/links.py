@@ -1,6 +1,6 @@
 """A link is a scenario: the controls of the page, how their values are read from an address and written into one.
 
-Each control is a field of `Scenario`, or one of the few things the page needs beside it (`PAGE_CONTROLS`). `read` never
+Each control is a field of `Scenario`, or one of the few things the page needs beside it. `read` never
 fails: what it cannot understand it leaves out and says so in one sentence.
 """
 
@@ -13,12 +13,15 @@ from typing import Any
 from urllib.parse import urlencode
 
 from . import catalog
-from .scenario import CATALOG_CHOICES, CHOICES, LARGEST, SAVED_MODULES, Scenario, choices
+from .scenario import CATALOG_CHOICES, CHOICES, LARGEST, QLORA_QUANTIZATION, SAVED_MODULES, Scenario, choices
 from .units import format_tokens, parse_tokens
 
 CUSTOM = "Custom…"
 UPLOAD = "config.json…"
+DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
+DEFAULT_DEVICE = "NVIDIA GeForce RTX 4090"
 METHODS = {"full": "Full", "lora": "LoRA", "qlora": "QLoRA"}
+VIEWS = ("Estimate",)
 SHOWN_LETTERS = 40
 MOST_MODULES = 64
 
@@ -69,11 +72,11 @@ def _controls() -> list[Control]:
         Control("model", DEFAULT_MODEL, _model),
         Control("custom_parameters", "8B", _text),
         Control("device", DEFAULT_DEVICE, _device),
-        Control("custom_memory", 24.0, _positive, "{:g}".format),
+        Control("custom_memory", 24.0, _number, "{:g}".format),
         Control("custom_memory_unit", "GB", _one_of({"GB": "GB", "GiB": "GiB"})),
         Control("custom_unified", False, _flag, _write_flag),
         Control("method", defaults["method"], _one_of(METHODS)),
-        Control("quantization", catalog_default_quantization(), _one_of({name: name for name in choices("quantization") if name != "none"})),
+        Control("quantization", QLORA_QUANTIZATION, _one_of({name: name for name in choices("quantization") if name != "none"})),
         Control("sequence_length", defaults["sequence_length"], _whole("sequence_length", parse_tokens), format_tokens),
         Control("micro_batch_size", defaults["micro_batch_size"], _whole("micro_batch_size", _integer)),
     ]
@@ -94,18 +97,8 @@ def _controls() -> list[Control]:
         elif name == "modules_to_save":
             found.append(Control(name, (), _saved, list))
     found.append(Control("unit", "GiB", _one_of({"GiB": "GiB", "GB": "GB"})))
-    found.append(Control("view", "Estimate", _text))
+    found.append(Control("view", VIEWS[0], _one_of({name: name for name in VIEWS})))
     return found
-
-
-DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
-DEFAULT_DEVICE = "NVIDIA GeForce RTX 4090"
-
-
-def catalog_default_quantization() -> str:
-    from .scenario import QLORA_QUANTIZATION
-
-    return QLORA_QUANTIZATION
 
 
 def _one_of(labels: Mapping[str, str]) -> Callable[[list[str]], str]:
@@ -125,7 +118,7 @@ def _model(texts: list[str]) -> str:
     if name.lower().rstrip("….") == "custom":
         return CUSTOM
     if name.lower().rstrip("….") == "config.json":
-        raise ValueError("was uploaded, and an uploaded file is not part of a link")
+        return UPLOAD
     found = {known.lower(): known for known in catalog.models()}.get(name.lower())
     if found is None:
         raise ValueError(f"is not in the catalog{_did_you_mean('model', name, list(catalog.models()))}")
@@ -168,9 +161,9 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _number(text: str) -> float:
+def _number(texts: list[str]) -> float:
     try:
-        value = float(text)
+        value = float(texts[-1])
     except ValueError:
         raise ValueError("must be a number") from None
     if not math.isfinite(value):
@@ -178,15 +171,8 @@ def _number(text: str) -> float:
     return value
 
 
-def _positive(texts: list[str]) -> float:
-    value = _number(texts[-1])
-    if value <= 0:
-        raise ValueError("must be above 0")
-    return value
-
-
 def _share(texts: list[str]) -> float:
-    value = _number(texts[-1])
+    value = _number(texts)
     if not 0 <= value < 1:
         raise ValueError("must be a number from 0 up to, not including, 1")
     return value

@@ -68,7 +68,8 @@ def sentence(v: Verdict, run: Scenario, device: Device, unit: str = "GiB") -> st
     """The verdict on a run in one sentence, to follow its word."""
     sequences = "sequence" if run.micro_batch_size == 1 else "sequences"
     what = f"{METHODS[run.method]} of {short_name(run.model)}, {run.micro_batch_size:,} {sequences} of {format_tokens(run.sequence_length)} tokens"
-    where = f"the {device.label}" if run.data_parallel_size == 1 else f"each of {run.data_parallel_size:,} {device.label}"
+    name = f"{device.label[:1].lower()}{device.label[1:]} device" if device.kind == "custom" else device.label
+    where = f"each of {run.data_parallel_size:,} {name}" if run.data_parallel_size > 1 else f"{'a' if device.kind == 'custom' else 'the'} {name}"
     needs, has, high = (format_bytes(n, unit) for n in (v.needs, v.has, v.high))
     if v.word == "fits":
         return f"{what}, needs {needs} of the {has} that {where} can give; {format_bytes(v.spare, unit)} to spare."

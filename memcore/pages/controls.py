@@ -14,7 +14,7 @@ from typing import Any
 
 import streamlit as st
 
-from memcore import catalog, configs, links, solver
+from memcore import catalog, configs, links
 from memcore.architecture import ModelArchitecture
 from memcore.catalog import Device
 from memcore.estimate import MemoryBreakdown, estimate
@@ -75,9 +75,15 @@ def open_link() -> None:
         given = {key: st.query_params.get_all(key) for key in st.query_params}
         values, state["_notices"] = links.read(given)
         state.update(values)
-        state["_rewrite"] = {key: value for key, value in values.items() if value != links.controls()[key].default}
+        state["_rewrite"] = {key: value for key, value in values.items() if value != _default(key)}
     elif "_rewrite" in state:  # widgets exist now, so that what is assigned to them is written into the address in their own words
         state.update(state.pop("_rewrite"))
+
+
+def settle_link() -> None:
+    """At the end of a session's first run: where a link used other words than the widgets, write theirs into the address."""
+    if any(key not in st.query_params for key in st.session_state.get("_rewrite", ())):
+        st.rerun()
 
 
 def sidebar() -> Request:
@@ -149,7 +155,7 @@ def _several(values: dict[str, Any], field: str, label: str, options: tuple[str,
     chosen = st.session_state.get(field) or ()
     if unknown := [name for name in chosen if name not in options]:
         st.session_state[field] = [name for name in chosen if name in options]
-        st.caption(f":material/info: This model has no {', '.join(unknown)}.")
+        notice(f"{field}: this model has no {', '.join(unknown)}; it has {', '.join(options)}")
     values[field] = tuple(st.multiselect(label, options, key=field, bind="query-params", help=_help(field), placeholder="all linear" if field == "lora_target_modules" else "none"))
 
 
@@ -167,16 +173,21 @@ def _last_good(what: str, make: Callable[[dict[str, Any]], Any], values: dict[st
         made = make(values)
     except (ValueError, KeyError) as error:
         made = st.session_state.get(f"_good_{what}") or fallback()
-        st.error(f"{error}", icon=":material/error:")
-        st.caption(f"Still showing {made.name if what == 'model' else made.label}.")
+        empty = isinstance(error, Missing)
+        (st.info if empty else st.error)(escape(str(error)), icon=":material/upload_file:" if empty else ":material/error:")
+        st.caption(escape(f"Still showing {made.name if what == 'model' else made.label}."))
     else:
         st.session_state[f"_good_{what}"] = made
     return made
 
 
+class Missing(ValueError):
+    """Nothing has been given yet."""
+
+
 def _custom_model(values: dict[str, Any]) -> ModelArchitecture:
     text = values["custom_parameters"] = st.text_input("Parameters", _default("custom_parameters"), max_chars=30, key="custom_parameters", bind="query-params", help="Such as 8B, 350M or 8,030,261,248.")
-    model = solver._custom_model(parse_count(text))
+    model = configs.custom_model(parse_count(text))
     st.caption("Shaped like a Llama of that size; a real model's vocabulary and layers may differ, and with them its memory.")
     return model
 
@@ -186,8 +197,7 @@ def _uploaded_model(values: dict[str, Any]) -> ModelArchitecture:
     pasted = st.text_area("or paste it", key="config_text", height=80, max_chars=LONGEST_CONFIG)
     text = file.getvalue().decode(errors="replace") if file else pasted
     if not text.strip():
-        raise ValueError("Upload or paste a model's config.json")
-    st.caption(":material/link_off: A file cannot be part of a link: send it along.")
+        raise Missing("Upload or paste a model's config.json. It cannot be part of a link: send it along.")
     return read_config(text)
 
 
@@ -223,7 +233,7 @@ def _custom_device(values: dict[str, Any]) -> Device:
     amount = values["custom_memory"] = left.number_input("Memory", value=_default("custom_memory"), step=1.0, format="%g", key="custom_memory", bind="query-params")
     unit = values["custom_memory_unit"] = right.segmented_control("Unit of memory", ["GB", "GiB"], default="GB", key="custom_memory_unit", required=True, label_visibility="collapsed", bind="query-params")
     unified = values["custom_unified"] = st.toggle("Unified memory (shared with the system)", key="custom_unified", bind="query-params", help="A Mac or another machine whose GPU uses the RAM gives a run only part of it.")
-    return catalog.custom_device(amount, unit, unified)
+    return catalog.custom_device(f"{amount:.12g}", unit, unified)
 
 
 def top_bar() -> Any:
@@ -252,10 +262,9 @@ def share(request: Request) -> None:
 
 def view(views: dict[str, Any]) -> str:
     """Which view to show; a choice once there are several."""
-    first, *others = views
-    if not others:
-        return first
-    return st.segmented_control("View", list(views), default=first, key="view", required=True, bind="query-params", label_visibility="collapsed")
+    if len(views) == 1:
+        return next(iter(views))
+    return st.segmented_control("View", list(views), default=_default("view"), key="view", required=True, bind="query-params", label_visibility="collapsed")
 
 
 def answer(request: Request) -> tuple[Request, dict[str, MemoryBreakdown]]:
@@ -264,7 +273,7 @@ def answer(request: Request) -> tuple[Request, dict[str, MemoryBreakdown]]:
         breakdowns = {method: estimate(run) for method, run in request.by_method.items()}
     except Exception as error:  # at the edge of the page: whatever it is, the page stays
         LOG.exception("no estimate for %s", request.values)
-        st.error(f"This combination could not be estimated ({type(error).__name__}: {error}). Below is the last one that could.", icon=":material/error:")
+        st.error(f"This combination could not be estimated ({escape(f'{type(error).__name__}: {error}')}). Below is the last one that could.", icon=":material/error:")
         if "_good_answer" not in st.session_state:
             st.stop()
         return st.session_state["_good_answer"]
@@ -278,14 +287,23 @@ def set_controls(**values: Any) -> None:
 
 
 def _reset() -> None:
-    set_controls(**{key: control.default for key, control in links.controls().items() if key != "view"}, _notices=[])
+    set_controls(**{key: control.default for key, control in links.controls().items() if key != "view"})
 
 
-def notices() -> None:
-    """What of the link was not understood; shown until the next move."""
-    if found := st.session_state.get("_notices"):
-        st.warning("**Parts of this link were not understood.**\n\n" + "\n".join(f"- {_escape(n)}" for n in found), icon=":material/link_off:")
+def notice(text: str) -> None:
+    st.session_state.setdefault("_notices", []).append(text)
 
 
-def _escape(text: str) -> str:
-    return "".join(f"\\{c}" if c in "\\`*_{}[]()<>#+-.!|$:~^" else c for c in text)
+def notices(request: Request) -> None:
+    """What could not be used of a link or of a choice; shown until the next move."""
+    state = st.session_state
+    fresh = state.pop("_notices", [])
+    if fresh or request.values != state.get("_noticed", (None, []))[0]:
+        state["_noticed"] = request.values, fresh
+    if found := state["_noticed"][1]:
+        st.warning("**Not everything could be used.**\n\n" + "\n".join(f"- {escape(n)}" for n in found), icon=":material/link_off:")
+
+
+def escape(text: str) -> str:
+    """Text that is nobody's markup."""
+    return "".join(f"\\{c}" if c in "\\`*_{}[]<>$~|#&" else c for c in text)

@@ -13,7 +13,7 @@ from memcore.links import METHODS
 from memcore.scenario import Scenario
 from memcore.units import format_bytes, format_count
 
-from .controls import Request, set_controls
+from .controls import Request, escape, set_controls
 
 ICONS = {"fits": ":material/check_circle:", "tight": ":material/warning:", "does not fit": ":material/cancel:"}
 BOXES = {"fits": st.success, "tight": st.warning, "does not fit": st.error}
@@ -31,7 +31,7 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
 def verdict(request: Request, breakdown: MemoryBreakdown) -> None:
     """One sentence and three numbers."""
     v, unit = summary.verdict(breakdown, request.device), request.unit
-    BOXES[v.word](f"**{v.word.capitalize()}.** {summary.sentence(v, request.run, request.device, unit)} {summary.peak_sentence(breakdown, unit)}", icon=ICONS[v.word])
+    BOXES[v.word](f"**{v.word.capitalize()}.** {escape(summary.sentence(v, request.run, request.device, unit))} {summary.peak_sentence(breakdown, unit)}", icon=ICONS[v.word])
     moved = summary.change(v.needs, st.session_state.get("_needs"))
     if moved is not None:
         st.session_state["_moved"] = moved
@@ -71,11 +71,11 @@ def what_would_fit(request: Request) -> None:
                 st.markdown(f"**{METHODS[method]}**: {f'up to **{format_count(found.parameters)}** parameters' if found.parameters else 'no size'}")
                 if found.model:
                     st.button(
-                        f"{summary.short_name(found.model)}, {format_count(found.model.parameters)}", key=f"use_{method}", type="tertiary", icon=":material/arrow_forward:", wrap=True,
+                        f"{escape(summary.short_name(found.model))}, {format_count(found.model.parameters)}", key=f"use_{method}", type="tertiary", icon=":material/arrow_forward:", wrap=True,
                         help=f"{found.model.name}, the largest known model that fits, with {format_bytes(found.needs, request.unit)}. Click to use it.", on_click=set_controls, kwargs={"model": found.model.name, "method": method},
                     )  # fmt: skip
                 else:
-                    st.caption(f"No known model: {found.smallest.name}, which needs least, needs {format_bytes(found.needs, request.unit)}." if found.smallest else "No known model has these target modules.")
+                    st.caption(f"No known model: {escape(found.smallest.name)}, which needs least, needs {format_bytes(found.needs, request.unit)}." if found.smallest else "No known model has these target modules.")
 
 
 @lru_cache(maxsize=2048)
