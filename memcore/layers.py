@@ -210,7 +210,7 @@ class Layers:
             x = self._residual_norm(roles, "post_attention", x)
             if block.hidden_dropout:
                 x = op.dropout(tape, x)
-            x = op.add(tape, residual, x)
+            x = self._join(residual, x)
             del residual
         if not self._has_mlp(block, roles):
             return x
@@ -220,7 +220,13 @@ class Layers:
         x = self._residual_norm(roles, "post_mlp", x)
         if block.hidden_dropout:
             x = op.dropout(tape, x)
-        return op.add(tape, residual, x)
+        return self._join(residual, x)
+
+    def _join(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + x; Granite multiplies x first."""
+        if self.model.model_type.startswith("granite"):
+            return op.add(self.tape, residual, op.scale(self.tape, x))
+        return op.add(self.tape, residual, x)
 
     def _parallel(self, block: Block, roles: dict, x: Tensor) -> Tensor:
         """GPT-NeoX, Falcon, Phi, Cohere: attention and MLP read the layer's input, through one norm or two."""
@@ -447,39 +453,41 @@ class Layers:
         residual = x
         k = experts.experts_per_token
         router = roles["router"]
-        logits = self._routing(router, x) if self.adapts_experts(block, experts) else self.base_linear(router, x)
-        probabilities = op._unary(tape, op.cast(tape, logits, FLOAT32), (None,))
-        del logits
-        top = op.narrow(tape, probabilities, TOKENS * k)
-        del probabilities
-        weights = op.scale(tape, top)
-        index = tape.new(TOKENS * k, 8)
-        routed = op.repeat_heads(tape, x, TOKENS * (k * experts.hidden_size))
-        wide = experts.intermediate_size * (2 if experts.gated else 1)
         adapts = self.adapts_experts(block, experts)
+        logits = self._routing(router, x) if adapts else self.base_linear(router, x)
+        probabilities = op._unary(tape, op.cast(tape, logits, FLOAT32), (None,))
+        top, chosen = op.top_k(tape, probabilities, TOKENS * k)
+        del probabilities
+        weights = op.cast(tape, op.scale(tape, top), logits.width)
+        del top, logits
+        rows = TOKENS * (k * experts.hidden_size)
+        order, back = tape.new(TOKENS * k, op.INT64), tape.new(TOKENS * k, op.INT64)
+        routed = op.gather(tape, x, rows, order)
+        weights = op.gather(tape, weights, TOKENS * k, order)
+        wide = experts.intermediate_size * (2 if experts.gated else 1)
         up_weight = self._expert_weight(experts, wide, experts.hidden_size, 2 if experts.gated else 1, adapts)
+        out = op.matmul(tape, routed, up_weight, TOKENS * (k * wide))
+        del up_weight
+        out = self._gate_experts(block, experts, out)
         down_weight = self._expert_weight(experts, experts.hidden_size, experts.intermediate_size, 1, adapts)
-        both = op.matmul(tape, routed, up_weight, TOKENS * (k * wide))
-        del routed, up_weight
-        if experts.gated and experts.bias:
-            inner = op.clamped_swiglu(tape, both)
-            del both
-        elif experts.gated:
-            gate, up = op.split(tape, both, [both.elements / 2, both.elements / 2])
-            del both
-            inner = op.multiply(tape, op.activation(tape, gate, block.activation), up)
-            del gate, up
-        else:
-            inner = op.activation(tape, both, block.activation)
-            del both
-        out = op.matmul(tape, inner, down_weight, TOKENS * (k * experts.hidden_size))
-        del inner, down_weight
-        out = op.multiply(tape, out, weights)
-        del weights, index
-        out = op.cast(tape, op._unary(tape, out, (), elements=TOKENS * experts.hidden_size), x.width)
+        out = op.matmul(tape, out, down_weight, rows)
+        del down_weight
+        weighted = op.multiply(tape, out, weights)
+        weighted = op.gather(tape, weighted, rows, back)
+        result = op.cast(tape, op._unary(tape, weighted, (), elements=TOKENS * experts.hidden_size), x.width)
+        del routed, out, weighted, weights, order, back, chosen
         if "shared_down" in roles:
-            out = op.add(tape, out, self._dense(block, roles, residual, "shared_"))
-        return out
+            result = op.add(tape, result, self._dense(block, roles, residual, "shared_"))
+        return result
+
+    def _gate_experts(self, block: Block, experts: Experts, both: Tensor) -> Tensor:
+        tape = self.tape
+        if not experts.gated:
+            return op.activation(tape, both, block.activation)
+        if experts.bias:
+            return op.clamped_swiglu(tape, both)
+        gate, up = op.split(tape, both, [both.elements / 2, both.elements / 2])
+        return op.multiply(tape, op.activation(tape, gate, block.activation), up)
 
     def adapts_experts(self, block: Block, experts: Experts) -> bool:
         """PEFT 0.21's "all-linear" also adapts the fused experts of transformers 5 and their router, but not gpt-oss's."""

@@ -27,6 +27,8 @@ def _logits(layers: Layers, hidden: Tensor) -> Tensor:
     flow, tape, model = layers.flow, layers.tape, layers.model
     logits = layers.base_linear(model.lm_head, hidden, trains=head_trains(layers), width=flow.outer_width)
     logits.storage.move(LOGITS_TERM)
+    if model.model_type.startswith(("granite", "cohere")):
+        logits = op.scale(tape, logits, LOGITS_TERM)
     if model.final_softcap:
         logits = op.tanh_cap(tape, logits, LOGITS_TERM)
     if flow.upcasts_logits == "model":

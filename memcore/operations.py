@@ -499,6 +499,38 @@ def _batched(tape: Tape, a: Tensor, b: Tensor, out_elements, term: int) -> Tenso
     return out
 
 
+def top_k(tape: Tape, x: Tensor, elements) -> tuple[Tensor, Tensor]:
+    """The largest of each row and their indices, which are kept; the gradient fills a zeroed tensor of x's size."""
+    values, indices = tape.new(elements, x.width), tape.new(elements, INT64)
+    tape.note()
+    shape, width = x.elements, x.width
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad]
+
+    tape.node((x,), (values,), (indices,), backward)
+    return values, indices
+
+
+def gather(tape: Tape, x: Tensor, elements, index: Tensor) -> Tensor:
+    """x[index]: the index is kept; backward zero-fills a tensor of x's size and puts the gradient into a second one."""
+    out = tape.new(elements, x.width)
+    tape.note()
+    shape, width = x.elements, x.width
+
+    def backward(tape, grads):
+        zeros = tape.new(shape, width)
+        grad = tape.new(shape, width)
+        tape.note()
+        del zeros
+        return [grad]
+
+    tape.node((x,), (out,), (index,), backward)
+    return out
+
+
 def repeat_heads(tape: Tape, x: Tensor, elements) -> Tensor:
     """repeat_kv: keys or values copied to the number of query heads; the gradient is summed back."""
     out = tape.new(elements, x.width)

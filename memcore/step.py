@@ -13,10 +13,10 @@ from functools import lru_cache
 import numpy as np
 
 from . import operations as op
-from .architecture import Block, ModelArchitecture
+from .architecture import Block, Embedding, ModelArchitecture
 from .layers import Flow, Layers
 from .losses import head_and_loss
-from .tape import GRADIENTS, INDEX, ONE, SCORES, SEQUENCE, SORT_ROWS, TERMS, TOKENS, WORKING, Event, Tape, Tensor
+from .tape import ACTIVATIONS, GRADIENTS, INDEX, ONE, SCORES, SEQUENCE, SORT_ROWS, TERMS, TOKENS, WORKING, Event, Tape, Tensor
 
 PHASES = (
     "forward",
@@ -154,7 +154,8 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
     zero = np.zeros((len(TERMS), ONE.size))
     size = TOKENS * model.hidden_size
     trains_embedding = flow.trains_base or "embed_tokens" in flow.saved_modules
-    input_grad = trains_embedding or flow.checkpointing == "full-reentrant"
+    # reentrant checkpointing needs an input that requires a gradient; PEFT asks for one on quantized models too
+    input_grad = trains_embedding or flow.checkpointing == "full-reentrant" or (flow.checkpointing != "none" and flow.quantization != "none")
     width = model_width(flow)
 
     first = layer_segment(model, model.layers[0], flow, width, input_grad, accumulates)
@@ -168,10 +169,15 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
     rotary = max((b.attention.rotary_dim for b in model.distinct_layers if b.attention is not None), default=0)
     tables = 2 if model.model_type.startswith("gemma3") else 1  # local and global positions
     outside[WORKING] += (SEQUENCE * (2 * width) + ONE * op.FLOAT32) * (rotary * tables)  # cos and sin; two float32 frequency buffers of half a head
-    if flow.masked and flow.attention == "flash":
-        outside[INDEX["attention_scores"]] += SCORES * op.BYTE
-    if model.model_type.startswith("granite") and input_grad and not trains_embedding:
-        outside[WORKING] += size * width  # the embedding's output before its multiplier: a leaf that the graph holds
+    changed = model.embedding_dropout > 0 or model.model_type.startswith("granite") or any(isinstance(m, Embedding) for m in model.extra)
+    if input_grad and changed and not trains_embedding:
+        outside[WORKING] += size * width  # the embedding's output before it is scaled or positions are added: a leaf the graph holds
+    if input_grad and model.embedding_dropout:
+        outside[ACTIVATIONS] += size * op.BYTE
+    mask = zero.copy()  # handed to every layer; checkpointed layers hold it until they run again
+    if flow.masked or flow.attention == "sdpa":
+        mask[INDEX["attention_scores"]] += SCORES * op.BYTE
+    kept_mask = mask if flow.checkpointing != "none" else zero
     embeds = zero.copy()
     if embeds_alive:
         embeds[WORKING] += size * width
@@ -187,12 +193,12 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
     phases: dict[str, list[np.ndarray]] = {name: [] for name in PHASES}
     first_last = _occurrences(segments)
     for position, segment in first_last:
-        base = outside + cached_before[position] + (embeds if position else zero)
+        base = outside + mask + cached_before[position] + (embeds if position else zero)
         phases["forward"].append(shifted(segment.forward, base))
-    phases["loss"].append(shifted(head.forward, outside + cached_all))
-    phases["backward_loss"].append(shifted(head.backward, outside + kept_all))
+    phases["loss"].append(shifted(head.forward, outside + kept_mask + cached_all))
+    phases["backward_loss"].append(shifted(head.backward, outside + kept_mask + kept_all))
     for position, segment in first_last:
-        base = outside + kept_before[position] + head.gradients + grads_after[position] + held * (len(segments) - 1 - position)
+        base = outside + kept_mask + kept_before[position] + head.gradients + grads_after[position] + held * (len(segments) - 1 - position)
         name = "backward_first_layer" if position < len(segments) - 1 and position == min(p for p, s in first_last if s is segment) and position <= len(segments) // 2 else "backward_last_layer"
         phases[name].append(shifted(_own_gradients_whole(segment.backward, flow), base))
     total = head.gradients + grads_after[0] + segments[0].gradients
