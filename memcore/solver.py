@@ -11,10 +11,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from . import catalog, configs, ledger
+from . import catalog, configs, ledger, program
 from .architecture import ModelArchitecture
 from .catalog import Device
-from .estimate import estimate, storing_of
+from .estimate import basis_of, estimate, evaluate
 from .scenario import LARGEST, NUMERIC, Numeric, Scenario, ScenarioError
 
 FIELDS = ("micro_batch_size", "sequence_length", "lora_rank")
@@ -28,8 +28,8 @@ MOST_GPUS = 1024
 CUSTOM_SIZES = tuple(int(1e7 * 2 ** (k / 4)) for k in range(70))
 """Sizes from ten million to one and a half trillion parameters between which the continuous answer is interpolated."""
 
-LOGIT_BYTES = 8
-"""Float32 logits and their gradient: no library in software.csv holds less of all logits at once."""
+LOGIT_BYTES = 6
+"""16-bit logits and their float32 copy exist at once in every library, unless its loss is fused with the head or chunked."""
 
 
 def largest(run: Scenario, field: str, budget: Numeric) -> int | np.ndarray:
@@ -169,29 +169,28 @@ def at_least(run: Scenario) -> float:
 
     What is stored, and as the backward pass begins the 16-bit inputs of all layers but the first, and the logits.
     """
-    stored = _stored(run.model, storing_of(run))[0] + _stored(run.model, storing_of(run))[1] * float(np.min(run.lora_rank))
-    if run.sharding != "none":
-        stored = stored / np.max(run.data_parallel_size) if run.sharding == "fsdp" else 0.0
     width = LOGIT_BYTES * run.model.vocab_size if run.loss == "full-logits" else 0
     width += 2 * run.model.hidden_size * (len(run.model.layers) - 1)
-    return stored + float(np.min(run.tokens)) * width
+    return float(np.min(evaluate(_stored(*(getattr(run, name) for name in program.CHOICES)), basis_of(run)) + run.tokens * width))
 
 
 @lru_cache(maxsize=4096)
-def _stored(model: ModelArchitecture, storing: ledger.Storing) -> tuple[float, float]:
-    """Bytes of weights, adapters and optimizer states: those that are always there, and those of each rank."""
-    parts = ledger.tensors(model, storing)
-    total = ledger.weight_bytes(parts, "weights") + ledger.weight_bytes(parts, "adapters") + ledger.optimizer_bytes(parts, storing)
-    return float(total @ ledger.ONE), float(total @ ledger.RANK)
+def _stored(*choices: object) -> np.ndarray:
+    """What is on the device in every phase: bytes over BASIS."""
+    run = dict(zip(program.CHOICES, choices, strict=True))
+    storing = program._storing(run)
+    static, _ = program._static(ledger.tensors(run["model"], storing), storing, catalog.shardings()[run["sharding"]])
+    return static.sum(axis=0)
 
 
 @lru_cache(maxsize=1)
 def _by_size() -> tuple[ModelArchitecture, ...]:
     """The catalog's models, largest first; of equal ones the first listed first."""
-    return tuple(sorted(_readable(), key=lambda model: -model.parameters))
+    return tuple(sorted(readable_models(), key=lambda model: -model.parameters))
 
 
-def _readable() -> Iterator[ModelArchitecture]:
+def readable_models() -> Iterator[ModelArchitecture]:
+    """The catalog's models whose config memcore understands, in its order."""
     for name in catalog.models():
         try:
             yield catalog.model(name)

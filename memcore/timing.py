@@ -12,10 +12,9 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from . import catalog, ledger
+from . import catalog, ledger, program
 from .architecture import Experts, Linear, ModelArchitecture
 from .catalog import Device
-from .estimate import storing_of
 from .scenario import Numeric, Scenario
 from .units import GB
 
@@ -27,7 +26,7 @@ UTILISATION = 0.5
 of the FLOPs. It cancels in a ratio."""
 
 LINK_BYTES_PER_SECOND = 25 * GB
-"""Between GPUs without a faster link: PCIe 4.0 x16, 32 GB/s in each direction by the standard, less its overhead."""
+"""Between GPUs without a faster link, and between a GPU and its host: PCIe 4.0 x16, 32 GB/s in each direction by the standard, less its overhead."""
 
 SCORE_BYTES_MOVED = 20
 """Eager attention's traffic for one score in the forward pass: product written (2), mask added (4), softmax in float32 (6),
@@ -105,12 +104,17 @@ def seconds_per_token(run: Scenario, device: Device | None = None) -> Numeric:
         seconds = seconds + (2 + again) * work.resident * (quantization.bytes_per_weight + 2) / bytes_per_second
     if run.attention == "eager":
         seconds = seconds + (3 + again) * SCORE_BYTES_MOVED * run.tokens * work.heads_attending(run.sequence_length) / bytes_per_second
-    steps = np.asarray(run.gradient_accumulation_steps, dtype=np.float64)
+    steps, gpus = (np.asarray(v, dtype=np.float64) for v in (run.gradient_accumulation_steps, run.data_parallel_size))
+    sharding = catalog.shardings()[run.sharding]
+    share = gpus if sharding.shards_optimizer else 1.0
+    stepping_at = LINK_BYTES_PER_SECOND if sharding.offloads else bytes_per_second
     seconds = seconds + np.where(steps > 1, 3 * stored.gradients, 0.0) / bytes_per_second
-    seconds = seconds + (2 * stored.updated + stored.gradients) / bytes_per_second / steps
-    gpus = np.asarray(run.data_parallel_size, dtype=np.float64)
-    sent = stored.gradients * 2 / steps + (stored.weights * (2 + again) if run.sharding.startswith("fsdp") else 0.0)
-    seconds = np.maximum(seconds, sent * (gpus - 1) / gpus / LINK_BYTES_PER_SECOND)
+    seconds = seconds + (2 * stored.updated + stored.gradients) / share / stepping_at / steps
+    others = (gpus - 1) / gpus
+    sent = others * (2 * stored.gradients / steps + (stored.weights * (2 + again) if sharding.shards_weights else 0.0))
+    if sharding.offloads:
+        sent = sent + stored.weights * (2 + again) / gpus
+    seconds = np.maximum(seconds, sent / LINK_BYTES_PER_SECOND)
     return (seconds / (tokens * gpus))[()]
 
 
@@ -120,8 +124,8 @@ def time_ratio(run: Scenario, changed: Scenario, device: Device | None = None) -
 
 
 def describe_ratio(ratio: float) -> str:
-    """ "about 1.3× slower", "about 1.5× faster", or "about as fast" within 3 %."""
-    if abs(ratio - 1) < 0.03:
+    """ "about 1.3× slower", "about 1.5× faster", or "about as fast" within 5 %."""
+    if abs(ratio - 1) < 0.05:
         return "about as fast"
     return f"about {ratio:.2g}× slower" if ratio > 1 else f"about {1 / ratio:.2g}× faster"
 
@@ -222,13 +226,15 @@ class _Stored:
 
 def _stored(run: Scenario) -> _Stored:
     rank = np.asarray(run.lora_rank, dtype=np.float64)
-    weights, gradients, updated = _stored_vectors(run.model, storing_of(run))
+    weights, gradients, updated = _stored_vectors(*(getattr(run, name) for name in program.CHOICES))
     return _Stored(*(always + of_rank * rank for always, of_rank in (weights, gradients, updated)))
 
 
 @lru_cache(maxsize=1024)
-def _stored_vectors(model: ModelArchitecture, storing: ledger.Storing) -> tuple[tuple[float, float], ...]:
-    parts = ledger.tensors(model, storing)
+def _stored_vectors(*choices: object) -> tuple[tuple[float, float], ...]:
+    run = dict(zip(program.CHOICES, choices, strict=True))
+    storing = program._storing(run)
+    parts = ledger.tensors(run["model"], storing)
     trained = tuple(p for p in parts if p.trains)
     updated = ledger.optimizer_bytes(parts, storing) + ledger.master_bytes(parts, storing)
     updated = updated + ledger.weight_bytes(trained, "weights") + ledger.weight_bytes(trained, "adapters")
