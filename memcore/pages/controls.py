@@ -164,6 +164,8 @@ def _model(values: dict[str, Any]) -> ModelArchitecture:
     name = values["model"] = st.selectbox("Model", names, index=names.index(links.DEFAULT_MODEL), key="model", bind="query-params", help="Type any part of a name. Custom… takes a number of parameters, config.json… a file from the Hub.")
     model = _last_good("model", {CUSTOM: _custom_model, UPLOAD: _uploaded_model}.get(name, lambda values: catalog.model(name)), values, lambda: catalog.model(links.DEFAULT_MODEL))
     st.caption(f"{format_count(model.parameters)} parameters · {len(model.layers)} layers × {model.hidden_size:,} · vocabulary {model.vocab_size:,}")
+    for doubt in model.uncertain:
+        st.caption(f":material/info: {escape(doubt)}")
     return model
 
 
@@ -187,9 +189,7 @@ class Missing(ValueError):
 
 def _custom_model(values: dict[str, Any]) -> ModelArchitecture:
     text = values["custom_parameters"] = st.text_input("Parameters", _default("custom_parameters"), max_chars=30, key="custom_parameters", bind="query-params", help="Such as 8B, 350M or 8,030,261,248.")
-    model = configs.custom_model(parse_count(text))
-    st.caption("Shaped like a Llama of that size; a real model's vocabulary and layers may differ, and with them its memory.")
-    return model
+    return configs.custom_model(parse_count(text))
 
 
 def _uploaded_model(values: dict[str, Any]) -> ModelArchitecture:
