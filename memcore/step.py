@@ -59,10 +59,12 @@ def _stack(events: list[Event]) -> np.ndarray:
 def pareto(events: np.ndarray) -> np.ndarray:
     """Without the events that another one exceeds for every batch, length and rank (all coefficients are sizes)."""
     totals = events.sum(axis=1)
-    order = np.lexsort(totals.T)[::-1]
+    order = np.argsort(totals.sum(axis=1), kind="stable")[::-1]  # an event that exceeds another comes before it
     kept: list[int] = []
+    largest = np.empty_like(totals)
     for i in order:
-        if not any((totals[k] >= totals[i]).all() for k in kept):
+        if not (largest[: len(kept)] >= totals[i]).all(axis=1).any():
+            largest[len(kept)] = totals[i]
             kept.append(i)
     return events[kept]
 
