@@ -500,14 +500,18 @@ class Layers:
         weight = self.parameter(elements, flow.weight_width, flow.trains_base)
         if not adapts:
             return weight
-        a = self.weight(self.parameter(RANK * (experts.num_experts * ranks * columns), flow.adapter_width, True), (id(experts), rows, "A"))
-        b = self.weight(self.parameter(RANK * (experts.num_experts * ranks * rows), flow.adapter_width, True), (id(experts), rows, "B"))
+        a, b = (
+            op.cast(tape, self.parameter(RANK * (experts.num_experts * ranks * side), flow.adapter_width, True), flow.weight_width, INDEX["weight_casts"])
+            for side in (columns, rows)
+        )
         return op.merged_weight(tape, a, b, elements, flow.weight_width)
 
     def _routing(self, router: Linear, x: Tensor) -> Tensor:
         flow, tape = self.flow, self.tape
-        a = self.weight(self.parameter(RANK * router.in_features, flow.adapter_width, True), (id(router), "A"))
-        b = self.weight(self.parameter(RANK * router.out_features, flow.adapter_width, True), (id(router), "B"))
+        a, b = (
+            op.cast(tape, self.parameter(RANK * side, flow.adapter_width, True), flow.weight_width, INDEX["weight_casts"])
+            for side in (router.in_features, router.out_features)
+        )
         weight = op.merged_weight(tape, a, b, ONE * router.weight_parameters, flow.weight_width)
         return op.matmul(tape, x, weight, TOKENS * router.out_features)
 

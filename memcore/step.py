@@ -179,6 +179,8 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
     mask = zero.copy()  # handed to every layer; checkpointed layers hold it until they run again
     if flow.masked or flow.attention == "sdpa":
         mask[INDEX["attention_scores"]] += SCORES * op.BYTE
+    if flow.attention == "eager":
+        mask[INDEX["attention_scores"]] += SCORES * width  # added to the scores, in their dtype
     kept_mask = mask if flow.checkpointing != "none" else zero
     embeds = zero.copy()
     if embeds_alive:
