@@ -29,6 +29,9 @@ GIVES_UP = ("nothing but time", "precision of what is stored", "what the trainin
 
 SHORTEST_SEQUENCE = 64
 SMALLEST_RANK = 4
+SAME_SIZE = 1.3
+"""Models whose sizes differ by less than this factor are one choice."""
+
 GPU_COUNTS = (2, 4, 8, 16, 32, 64)
 STATELESS_BYTES = 2.5
 """Optimizers whose moments take no more than this per parameter leave an 8-bit one nothing to save."""
@@ -303,29 +306,30 @@ def _smaller_model(run: Scenario) -> Iterator[Changes]:
 
 @lru_cache(maxsize=512)
 def smaller_in_family(model: ModelArchitecture) -> tuple[ModelArchitecture, ...]:
-    """Smaller catalog models by the same maker, of the same type and no more than a year older, the largest first; of a size the
-    one named most alike."""
+    """Smaller catalog models by the same maker, of the same type and no more than a year older, the largest first; of those close
+    in size the one named most alike."""
     records = catalog.model_records()
     if model.name not in records:
         return ()
     maker, oldest = model.name.partition("/")[0], _months(records[model.name]) - 11
-    alike: dict[str, ModelArchitecture] = {}
-    for other in readable_models():
-        same = other.model_type == model.model_type and other.name.partition("/")[0] == maker and _months(records[other.name]) >= oldest
-        if same and other.parameters < 0.95 * model.parameters:
-            size = format_count(other.parameters)
-            if size not in alike or _likeness(other, model) > _likeness(alike[size], model):
-                alike[size] = other
-    return tuple(sorted(alike.values(), key=lambda other: -other.parameters))
+    family = [
+        other
+        for other in readable_models()
+        if other.model_type == model.model_type
+        and other.name.partition("/")[0] == maker
+        and other.parameters * SAME_SIZE < model.parameters
+        and _months(records[other.name]) >= oldest
+    ]
+    kept: list[ModelArchitecture] = []
+    for other in sorted(family, key=lambda other: -SequenceMatcher(None, other.name, model.name).ratio()):
+        if all(max(a / b, b / a) > SAME_SIZE for m in kept for a, b in [(m.parameters, other.parameters)]):
+            kept.append(other)
+    return tuple(sorted(kept, key=lambda other: -other.parameters))
 
 
 def _months(record: catalog.ModelRecord) -> int:
     year, _, month = record.release.partition("-")
     return 12 * int(year) + int(month or 1)
-
-
-def _likeness(a: ModelArchitecture, b: ModelArchitecture) -> float:
-    return SequenceMatcher(None, a.name, b.name).ratio()
 
 
 def _gpus_price(run: Scenario, changed: Scenario) -> str:
