@@ -131,7 +131,6 @@ MULTIMODAL: dict[str, Multimodal] = {
     "internvl": Multimodal(text="qwen2", towers={VISION: "internvl_vision"}, projector=internvl_projector, merge=2),
     "paligemma": Multimodal(text="gemma", towers={VISION: "siglip_vision_model"}, projector=paligemma_projector),
     "gemma3": Multimodal(text="gemma3_text", towers={VISION: "siglip_vision_model"}, projector=one_layer(bias=False, norm=True)),
-    "shieldgemma2": Multimodal(text="gemma3_text", towers={VISION: "siglip_vision_model"}, projector=one_layer(bias=False, norm=True)),
     "gemma4": Multimodal(text="gemma4_text", towers={VISION: "gemma4_vision", "audio_config": "gemma4_audio"}, projector=gemma4_projector,
                          optional=True),
     "qwen2_vl": Multimodal(text="qwen2_vl_text", towers={VISION: "qwen2_vl_vision"}, **QWEN_VL),

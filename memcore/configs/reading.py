@@ -94,11 +94,9 @@ def _too_long(what: str, size: int, limit: int) -> ConfigError:
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict:
     values = dict(pairs)
     if len(values) < len(pairs):
-        seen: set[str] = set()
         for key, value in pairs:
-            if key in seen and value != values[key]:
+            if value != values[key]:
                 raise ConfigError(f"{_short(key)} is given twice, with different values")
-            seen.add(key)
     return values
 
 
@@ -116,7 +114,7 @@ def _short(value: object, limit: int = 60) -> str:
     if isinstance(value, (list, tuple)) and len(value) > 8:
         value = [*value[:8], ...]
     try:
-        text = value if isinstance(value, str) else repr(value)
+        text = value if isinstance(value, str) and value.isprintable() else repr(value)
     except ValueError:  # an integer of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= limit else text[: limit - 1] + "…"
