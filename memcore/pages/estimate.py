@@ -6,8 +6,7 @@ from functools import lru_cache
 
 import streamlit as st
 
-import memcore
-from memcore import export, figures, summary
+from memcore import export, figures, solver, summary
 from memcore.estimate import MemoryBreakdown
 from memcore.links import METHODS
 from memcore.scenario import Scenario
@@ -22,10 +21,12 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     breakdown = breakdowns[request.run.method]
     verdict(request, breakdown)
     where_it_goes(request, breakdowns)
-    what_would_fit(request)
+    fitting = st.container(key="what_would_fit")
     over_one_step(request, breakdown)
     every_number(request, breakdown)
     published(request, breakdowns)
+    with fitting:  # last, because it asks for many estimates: all else is there before it
+        what_would_fit(request)
 
 
 def verdict(request: Request, breakdown: MemoryBreakdown) -> None:
@@ -64,7 +65,7 @@ def where_it_goes(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> N
 def what_would_fit(request: Request) -> None:
     """The largest model of each method: as a number of parameters, and by name."""
     st.subheader("What would fit, with these settings", anchor=False)
-    with st.container(horizontal=True, key="what_would_fit"):
+    with st.container(horizontal=True):
         for method, run in request.by_method.items():
             with st.container(border=True, height="stretch", width="stretch", gap="xsmall"):
                 found = largest_model(run, request.device.usable_bytes)
@@ -79,8 +80,8 @@ def what_would_fit(request: Request) -> None:
 
 
 @lru_cache(maxsize=2048)
-def largest_model(run: Scenario, budget: float) -> memcore.solver.LargestModel:
-    return memcore.largest_model(run, budget)
+def largest_model(run: Scenario, budget: float) -> solver.LargestModel:
+    return solver.largest_model(run, budget)
 
 
 def over_one_step(request: Request, breakdown: MemoryBreakdown) -> None:
