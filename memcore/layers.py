@@ -57,6 +57,8 @@ class Flow:
     sharded_gradients: bool
     sharded_weights: bool
     """FSDP: what a frozen layer keeps of its checkpointed input differs (see `step.compile_step`)."""
+    sequence_parallel: int
+    """GPUs that divide the residual stream's tokens between the products; 1: none."""
     upcasts_logits: str
     shifts_logits: bool
     chunks: int
@@ -253,11 +255,19 @@ class Layers:
     # ---- token mixers
 
     def _mix(self, block: Block, roles: dict, x: Tensor) -> Tensor:
+        x = self.gathered(x)
         outs = [getattr(self, MIXERS.get(mixer, "_unmeasured_mixer"))(block, roles, x) for mixer in block.mixers]
         out = outs.pop()
         while outs:
             out = op.add(self.tape, outs.pop(), out)
-        return out
+        return self.scattered(out)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """The residual stream as a product needs it: all tokens."""
+        return op.all_gather(self.tape, x, self.flow.sequence_parallel) if self.flow.sequence_parallel > 1 else x
+
+    def scattered(self, x: Tensor) -> Tensor:
+        return op.reduce_scatter(self.tape, x, self.flow.sequence_parallel) if self.flow.sequence_parallel > 1 else x
 
     def _attention(self, block: Block, roles: dict, x: Tensor) -> Tensor:
         tape, shape = self.tape, block.attention
@@ -423,10 +433,9 @@ class Layers:
     # ---- MLP and experts
 
     def _mlp(self, block: Block, roles: dict, x: Tensor) -> Tensor:
+        x = self.gathered(x)
         experts = next((m for m in block.modules if isinstance(m, Experts)), None)
-        if experts is not None:
-            return self._mixture(block, roles, experts, x)
-        return self._dense(block, roles, x, "")
+        return self.scattered(self._mixture(block, roles, experts, x) if experts is not None else self._dense(block, roles, x, ""))
 
     def _dense(self, block: Block, roles: dict, x: Tensor, prefix: str) -> Tensor:
         tape = self.tape

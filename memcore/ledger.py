@@ -98,6 +98,8 @@ class Storing:
     saved: tuple[str, ...]
     prepare_kbit: str
     quantizes_head: bool
+    holds_embedding: bool = True
+    holds_head: bool = True
 
 
 @lru_cache(maxsize=2048)
@@ -126,22 +128,25 @@ def _tensors(model: ModelArchitecture, s: Storing) -> Iterator[ParameterTensor]:
                 shared.add(m.name)
                 copies = 1
             yield from _module(m, copies, s, width, outer, norm, trains, adapts)
-    yield plain(model.embed_tokens.parameters, model.embed_tokens.num_embeddings, 1, _embedding_width(s, outer), "embedding")
-    if model.final_norm is not None:
-        yield from _module(model.final_norm, 1, s, width, outer, norm, trains, False)
+    if s.holds_embedding:
+        yield plain(model.embed_tokens.parameters, model.embed_tokens.num_embeddings, 1, _embedding_width(s, outer), "embedding")
     head = model.lm_head
-    if not model.tie_word_embeddings:
+    if s.holds_head and model.final_norm is not None:
+        yield from _module(model.final_norm, 1, s, width, outer, norm, trains, False)
+    if s.holds_head and not (model.tie_word_embeddings and s.holds_embedding):
         if s.quantizes_head and s.quantization.family != "none":
             yield _quantized(head, 1, s, "head")
         else:
             yield plain(head.weight_parameters, head.out_features, 1, outer, "head")
-    if head.bias:
+    if head.bias and s.holds_head:
         yield plain(head.out_features, 0, 1, outer)
-    for m in model.extra:
+    for m in model.extra if s.holds_embedding else ():
         yield from _module(m, 1, s, width, outer, norm, trains, False)
-    for tower in model.towers:
+    for tower in model.towers if s.holds_embedding else ():
         yield ParameterTensor(tower.parameters, 0, 1, outer, False, "weights")
     for name in s.saved:
+        if not (s.holds_embedding if name == "embed_tokens" else s.holds_head):
+            continue
         size = model.embed_tokens.parameters if name == "embed_tokens" else head.weight_parameters
         yield ParameterTensor(size, model.vocab_size, 1, width, True, "adapters", part="saved")
 

@@ -291,6 +291,37 @@ def scatter(tape: Tape, x: Tensor, elements) -> Tensor:
     return out
 
 
+def all_gather(tape: Tape, x: Tensor, parts: int) -> Tensor:
+    """The whole sequence from every GPU's part; a product that saves it keeps the part and gathers again (Megatron-LM)."""
+    out = tape.new(x.elements * parts, x.width)
+    tape.note()
+    shape, width = x.elements, x.width
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad]
+
+    tape.node((x,), (out,), (), backward)
+    out.keeps = x.storage
+    return out
+
+
+def reduce_scatter(tape: Tape, x: Tensor, parts: int) -> Tensor:
+    """A GPU's part of the sequence of the sum over GPUs; its gradient is gathered."""
+    out = tape.new(x.elements / parts, x.width)
+    tape.note()
+    shape, width = x.elements, x.width
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad]
+
+    tape.node((x,), (out,), (), backward)
+    return out
+
+
 def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows, *, fp32_weight: bool) -> Tensor:
     """Llama's RMSNorm in Python: float32 input and reciprocal root are kept, and the normalised x where the weight trains.
 

@@ -179,6 +179,7 @@ def _flow(run: dict, masked: bool, dropout: bool, sharding: Sharding) -> Flow:
         repeats_kv=run["model"].model_type in software.repeats_kv_families,
         casts_quantized_input=software.library == "transformers" and software.released < "2025-01",
         holds_outputs=software.holds_outputs,
+        sequence_parallel=1,
         sharded_gradients=sharding.shards_gradients,
         sharded_weights=sharding.shards_weights,
         upcasts_logits=software.upcasts_logits,

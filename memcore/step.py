@@ -44,12 +44,25 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of the step a GPU runs: all of it, or one pipeline stage."""
+
+    first: bool = True
+    """It holds the embedding."""
+    last: bool = True
+    """It holds the head and computes the loss."""
+    in_flight: int = 1
+    """Micro batches whose activations it holds at once."""
+
+
+WHOLE = Part()
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """The events of a whole step that can be a peak, by phase; parameter gradients of each phase are among the terms."""
 
     phases: dict[str, np.ndarray]  # events x TERMS x BASIS
-    gradients: np.ndarray  # BASIS: all parameter gradients, bytes
-    layer_kept: np.ndarray  # BASIS: what autograd keeps for one layer in the middle
 
 
 def _stack(events: list[Event]) -> np.ndarray:
@@ -77,7 +90,7 @@ def layer_segment(model: ModelArchitecture, block: Block, flow: Flow, width: int
     layers.rotary_tables(model_width(flow))
     tables = tape.live.copy()
     tape.phase = "forward"
-    size = TOKENS * model.hidden_size
+    size = TOKENS * (model.hidden_size / flow.sequence_parallel)
     x = tape.leaf(size, width, requires_grad=input_grad, storage=tape.new(size, width).storage)
     held = x.storage
 
@@ -128,12 +141,13 @@ def head_segment(model: ModelArchitecture, flow: Flow, width: int, embeds_alive:
     tape = Tape(autocast=flow.autocast, accumulates=accumulates)
     layers = Layers(model, flow, tape)
     tape.phase = "loss"
-    size = TOKENS * model.hidden_size
+    size = TOKENS * (model.hidden_size / flow.sequence_parallel)
     embeds = tape.new(size, model_width(flow)) if embeds_alive else None
     x = tape.leaf(size, width, requires_grad=True, storage=tape.new(size, width).storage)
     leaf = x.leaf
     hidden = layers.norm(model.final_norm, x) if model.final_norm is not None else x
     del x, embeds
+    hidden = layers.gathered(hidden)
     loss, outputs = head_and_loss(layers, hidden)
     del hidden
     forward = list(tape.events)
@@ -151,69 +165,67 @@ def head_segment(model: ModelArchitecture, flow: Flow, width: int, embeds_alive:
 
 
 @lru_cache(maxsize=2048)
-def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False) -> Program:
+def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False, part: Part = WHOLE) -> Program:
     """All events of a step of `model` under `flow` that can be the peak."""
     zero = np.zeros((len(TERMS), ONE.size))
-    size = TOKENS * model.hidden_size
-    trains_embedding = flow.trains_base or "embed_tokens" in flow.saved_modules
+    size = TOKENS * (model.hidden_size / flow.sequence_parallel)
+    trains_embedding = part.first and (flow.trains_base or "embed_tokens" in flow.saved_modules)
     # reentrant checkpointing needs an input that requires a gradient; PEFT asks for one on quantized models too
-    input_grad = trains_embedding or flow.checkpointing == "full-reentrant" or (flow.checkpointing != "none" and flow.quantization != "none")
+    asks = flow.checkpointing == "full-reentrant" or (flow.checkpointing != "none" and flow.quantization != "none")
+    input_grad = trains_embedding or asks or not part.first
     width = model_width(flow)
 
     first = layer_segment(model, model.layers[0], flow, width, input_grad, accumulates)
-    inner_width = first.out_width
-    segments = [first] + [layer_segment(model, block, flow, inner_width, True, accumulates) for block in model.layers[1:]]
-    embeds_alive = len(model.layers) > 0 and not first.keeps_input
-    last_width = segments[-1].out_width
-    head = head_segment(model, flow, last_width, embeds_alive, accumulates)
-
-    outside = zero.copy()  # made before the layers and alive until their backward pass: cos and sin
-    rotary = max((b.attention.rotary_dim for b in model.distinct_layers if b.attention is not None), default=0)
-    tables = 2 if model.model_type.startswith("gemma3") else 1  # local and global positions
-    outside[WORKING] += (SEQUENCE * (2 * width) + ONE * op.FLOAT32) * (rotary * tables)  # cos and sin; two float32 frequency buffers of half a head
-    changed = model.embedding_dropout > 0 or model.model_type.startswith("granite") or any(isinstance(m, Embedding) for m in model.extra)
-    if input_grad and changed and not trains_embedding:
-        outside[WORKING] += size * width  # the embedding's output before it is scaled or positions are added: a leaf the graph holds
-    if input_grad and model.embedding_dropout:
-        outside[ACTIVATIONS] += size * op.BYTE
-    mask = zero.copy()  # handed to every layer; checkpointed layers hold it until they run again
-    if flow.masked or flow.attention == "sdpa":
-        mask[INDEX["attention_scores"]] += SCORES * op.BYTE
-    if flow.attention == "eager":
-        mask[INDEX["attention_scores"]] += SCORES * width  # added to the scores, in their dtype
-    kept_mask = mask if flow.checkpointing != "none" else zero
+    segments = [first] + [layer_segment(model, block, flow, first.out_width, True, accumulates) for block in model.layers[1:]]
+    embeds_alive = not first.keeps_input
+    outside, mask, kept_mask = _outside_layers(model, flow, part, size * width, input_grad, trains_embedding)
     embeds = zero.copy()
     if embeds_alive:
         embeds[WORKING] += size * width
+    head = head_segment(model, flow, segments[-1].out_width, embeds_alive, accumulates) if part.last else None
+    head_gradients = head.gradients if head else zero
 
     kept_before, cached_before, grads_after = _prefix(segments)
     held = _held_by_fsdp(segments, flow, size)
-    kept_all = kept_before[-1]
-    cached_all = cached_before[-1]
-
-    def shifted(events, base):
-        return events + base if len(events) else events
+    if part.in_flight > 1:  # what the other micro batches of a pipeline stage keep
+        outside = outside + (part.in_flight - 1) * (kept_before[-1] + (head.kept if head else zero) + embeds)
 
     phases: dict[str, list[np.ndarray]] = {name: [] for name in PHASES}
-    first_last = _occurrences(segments)
-    for position, segment in first_last:
-        base = outside + mask + cached_before[position] + (embeds if position else zero)
-        phases["forward"].append(shifted(segment.forward, base))
-    phases["loss"].append(shifted(head.forward, outside + kept_mask + cached_all))
-    phases["backward_loss"].append(shifted(head.backward, outside + kept_mask + kept_all))
-    for position, segment in first_last:
-        base = outside + kept_mask + kept_before[position] + head.gradients + grads_after[position] + held * (len(segments) - 1 - position)
-        name = "backward_first_layer" if position < len(segments) - 1 and position == min(p for p, s in first_last if s is segment) and position <= len(segments) // 2 else "backward_last_layer"
-        phases[name].append(shifted(_own_gradients_whole(segment.backward, flow), base))
-    total = head.gradients + grads_after[0] + segments[0].gradients
-    if input_grad:
-        phases["backward_embedding"].append(_embedding_backward(model, flow, total, size * width, trains_embedding, accumulates))
-    gradients = total[GRADIENTS].copy()
-    return Program(
-        {name: pareto(np.concatenate(parts)) for name, parts in phases.items() if parts and sum(len(p) for p in parts)},
-        gradients,
-        segments[-1].kept.sum(axis=0),
-    )
+    places = _occurrences(segments)
+    for position, segment in places:
+        phases["forward"].append(segment.forward + outside + mask + cached_before[position] + (embeds if position else zero))
+    if head:
+        phases["loss"].append(head.forward + outside + kept_mask + cached_before[-1])
+        phases["backward_loss"].append(head.backward + outside + kept_mask + kept_before[-1])
+    halfway = len(segments) / 2
+    for position, segment in places:
+        if len(segment.backward):
+            base = outside + kept_mask + kept_before[position] + head_gradients + grads_after[position] + held * (len(segments) - 1 - position)
+            phases["backward_first_layer" if position < halfway else "backward_last_layer"].append(_own_gradients_whole(segment.backward, flow) + base)
+    total = head_gradients + grads_after[0] + segments[0].gradients
+    if input_grad and part.first:
+        phases["backward_embedding"].append(_embedding_backward(model, flow, total, size * width, trains_embedding))
+    return Program({name: pareto(np.concatenate(parts)) for name, parts in phases.items() if sum(len(p) for p in parts)})
+
+
+def _outside_layers(model: ModelArchitecture, flow: Flow, part: Part, embedded: np.ndarray, input_grad: bool, trains_embedding: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What is made before the layers: alive until their backward pass; the mask in the forward pass, and where checkpointed layers hold it."""
+    outside = np.zeros((len(TERMS), ONE.size))
+    mask = outside.copy()
+    width = model_width(flow)
+    rotary = max((b.attention.rotary_dim for b in model.distinct_layers if b.attention is not None), default=0)
+    tables = 2 if model.model_type.startswith("gemma3") else 1  # local and global positions
+    outside[WORKING] += (SEQUENCE * (2 * width) + ONE * op.FLOAT32) * (rotary * tables)  # cos and sin; two float32 frequency buffers of half a head
+    if flow.masked or flow.attention == "sdpa":
+        mask[INDEX["attention_scores"]] += SCORES * op.BYTE  # handed to every layer
+    if flow.attention == "eager":
+        mask[INDEX["attention_scores"]] += SCORES * width  # added to the scores, in their dtype
+    changed = model.embedding_dropout > 0 or model.model_type.startswith("granite") or any(isinstance(m, Embedding) for m in model.extra)
+    if part.first and input_grad and not trains_embedding and changed:
+        outside[WORKING] += embedded  # the embedding's output before it is scaled or positions are added: a leaf the graph holds
+    if part.first and input_grad and model.embedding_dropout:
+        outside[ACTIVATIONS] += embedded / width * op.BYTE
+    return outside, mask, mask if flow.checkpointing != "none" else mask * 0
 
 
 def _held_by_fsdp(segments: list[Segment], flow: Flow, size: np.ndarray) -> np.ndarray:
@@ -257,7 +269,7 @@ def _occurrences(segments: list[Segment]) -> list[tuple[int, Segment]]:
     return [(i, segments[i]) for positions in places.values() for i in sorted({positions[0], positions[-1]})]
 
 
-def _embedding_backward(model: ModelArchitecture, flow: Flow, base: np.ndarray, hidden: np.ndarray, trains: bool, accumulates: bool) -> np.ndarray:
+def _embedding_backward(model: ModelArchitecture, flow: Flow, base: np.ndarray, hidden: np.ndarray, trains: bool) -> np.ndarray:
     """The embedding's gradient beside all others. Where the head is tied, the head's gradient waits for it.
 
     Two gradients of one weight are summed in place unless the first is a view, as a matrix product's transposed gradient

@@ -87,11 +87,12 @@ class Storage:
 class Tensor:
     """A shape without data: `elements` (a vector over BASIS) of `width` bytes in a storage that views share."""
 
-    __slots__ = ("elements", "leaf", "node", "output", "requires_grad", "storage", "view", "width")
+    __slots__ = ("elements", "keeps", "leaf", "node", "output", "requires_grad", "storage", "view", "width")
 
     def __init__(self, storage, elements, width, requires_grad=False, node=None, leaf=None, view=False, output=0):
         self.storage, self.elements, self.width = storage, elements, width
         self.requires_grad, self.node, self.leaf, self.view, self.output = requires_grad, node, leaf, view, output
+        self.keeps: Storage | None = None  # what a node that saves this tensor holds instead
 
 
 class Leaf:
@@ -178,7 +179,7 @@ class Tape:
         edges = [None if not t.requires_grad else ((t.node, t.output) if t.node is not None else (t.leaf, 0)) for t in inputs]
         node = Node(next(self._sequence), edges, [t.width for t in inputs], backward, len(outputs))
         for tensor in saves:
-            self._save(node, tensor.storage)
+            self._save(node, tensor.keeps or tensor.storage)
         for i, out in enumerate(outputs):
             out.requires_grad, out.node, out.output = True, node, i
 
