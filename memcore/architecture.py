@@ -159,8 +159,8 @@ class Block:
 
     mixers: tuple[str, ...] = ("attention",)
     """What mixes tokens: "attention", "latent_attention", "mamba", "mamba2", "linear_attention", "recurrent", "convolution", and attention
-    to an image ("cross_attention"), with another layer's keys and values ("shared_attention") or to compressed ones
-    ("compressed_attention"); empty for an MLP-only layer."""
+    to an image ("cross_attention"), with another layer's keys and values ("shared_attention"), to compressed ones
+    ("compressed_attention") or with routed queries ("routed_attention"); empty for an MLP-only layer."""
     modules: tuple[Module, ...]
     attention: Attention | None = None
     activation: str = "silu"

@@ -77,19 +77,20 @@ WITH_CLASS_DEFAULTS = """
     gpt_neox_japanese 2598837760, gpt_oss 116829156672, gptj 6050882784, granite 6738415616, granite_swa 2144463840,
     granitemoe 37039116288, granitemoe_swa 37039117312, granitemoehybrid 38601064448, granitemoeshared 37039116288, helium 2172643840,
     hy_v3 295033528320, hyperclovax 6738677760, internlm3 8804241408, iquestcoder 39794283520, jais2 8090401280, jamba 51570323328,
-    laguna 33189975808, lfm2 2705497600, llama 6738415616, llama4_text 107769861120, mamba 159308544, mamba2 7285403648,
-    mellum 12149923072, mimo_v2_flash 308778768832, minicpm3 4073875968, minimax 47373946880, minimax_m2 228689748992,
-    ministral3 8489553920, mistral 7241732096, mixtral 46702792704, mpt 1311213568, nanochat 256573440, olmo 6888095744, olmo2 6888624128,
-    olmo3 6888624128, olmo_hybrid 7430870688, olmoe 13361612800, openai-gpt 116534784, opt 125239296, persimmon 9397175296,
-    phi 1418270720, phi3 3821079552, phimoe 41872793600, qwen2 12049846272, qwen2_moe 14315784192, qwen3 12049461248,
-    qwen3_5_moe_text 34660610688, qwen3_5_text 8953803264, qwen3_moe 15350731776, qwen3_next 79674391296, recurrent_gemma 2010263040,
+    jetmoe 4293888000, kimi_linear 49133074464, kolibri1 78103055360, laguna 33189975808, lara_mini 7281684672, lfm2 2705497600,
+    lfm3 1728801536, llama 6738415616, llama4_text 107769861120, mamba 159308544, mamba2 7285403648, mellum 12149923072,
+    mimo_v2_flash 308778768832, minicpm3 4073875968, minimax 47373946880, minimax_m2 228689748992, ministral3 8489553920,
+    mistral 7241732096, mixtral 46702792704, mpt 1311213568, nanochat 256573440, olmo 6888095744, olmo2 6888624128, olmo3 6888624128,
+    olmo_hybrid 7430870688, olmoe 13361612800, openai-gpt 116534784, opt 125239296, persimmon 9397175296, phi 1418270720, phi3 3821079552,
+    phimoe 41872793600, qwen2 12049846272, qwen2_moe 14315784192, qwen3 12049461248, qwen3_5_moe_text 34660610688,
+    qwen3_5_text 8953803264, qwen3_moe 15350731776, qwen3_next 79674391296, recurrent_gemma 2010263040, rwkv 7392649216,
     sarvam_mla 106031763456, sarvam_moe 32152648064, seed_oss 28921040896, smollm3 3075098624, solar_open 102651793408,
     stablelm 2795443200, starcoder2 3030371328, vaultgemma 2614222080, xglm 564463616, youtu 1961560064, zamba2 2481848336
 """
 MULTIMODAL_WITH_CLASS_DEFAULTS = """
-    deepseek_vl 6720158976, gemma3 2723312896, gemma4 5554675488, glm46v 10292777472, glm4v 10292777472, glm4v_moe 104372866880,
-    idefics3 6909685760, internvl 11765025792, lfm2_vl 2812857088, llama4 108225039360, mllama 10642941475, qwen2_5_vl 75789228800,
-    qwen2_vl 73381962752, qwen3_5 9407453936, qwen3_vl 12616410352, qwen3_vl_moe 14052070640, smolvlm 6909685760
+    aria 18701885824, deepseek_vl 6720158976, gemma3 2723312896, gemma4 5554675488, glm46v 10292777472, glm4v 10292777472,
+    glm4v_moe 104372866880, idefics3 6909685760, internvl 11765025792, lfm2_vl 2812857088, llama4 108225039360, mllama 10642941475,
+    qwen2_5_vl 75789228800, qwen2_vl 73381962752, qwen3_5 9407453936, qwen3_vl 12616410352, qwen3_vl_moe 14052070640, smolvlm 6909685760
 """
 
 
@@ -217,6 +218,14 @@ def test_towers_are_counted_apart_from_the_language_model():
     assert (model.parameters, model.text_parameters) == (4_300_079_472, 3_880_263_168)
     assert model.towers[0].parameters == 419_816_304  # SigLIP-400M and a projector of 2,950,272
     assert 0 < model.towers[0].linear_parameters < model.towers[0].parameters
+
+
+def test_gemma_3ns_towers_are_what_its_published_total_leaves():
+    """keras-hub's total of E4B, 7,850,135,376, less the language model and the keys and values that 15 layers store and do not use."""
+    text = next(row["config"] for row in models() if row["id"] == "google/gemma-3n-E4B-it")
+    model = model_from_config({"model_type": "gemma3n", "text_config": text, "vision_config": {}, "audio_config": {}})
+    unused = 15 * (2 * 2048 * 2 * 256 + 256)  # k, v and the key's norm
+    assert model.parameters == 7_850_135_376 - unused
 
 
 def test_a_shared_block_is_counted_once():

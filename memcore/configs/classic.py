@@ -127,7 +127,7 @@ PLAIN_OPT = like(OPT, derive=lambda keys: {}, final_norm=True, norm_weight=True,
                  embedding_size="hidden_size", names={**OPT.names, "final_norm": "layer_norm"}, default_activation="gelu")
 FALCON = Family(
     keys={"intermediate_size": "ffn_hidden_size"}, derive=falcon_keys, names={**NEOX_NAMES, "final_norm": "ln_f"}, norms=falcon_norms,
-    norm="layer", linear_kind="subclass", embed_tokens="word_embeddings", fused_qkv=True, qkv_bias="bias", o_bias="bias", mlp_bias="bias", gated=False,
+    norm="layer", embed_tokens="word_embeddings", fused_qkv=True, qkv_bias="bias", o_bias="bias", mlp_bias="bias", gated=False,
     parallel="_parallel", activation="activation", default_activation="gelu", hidden_dropout="hidden_dropout", sliding=False, measured=True,
 )
 PHI = Family(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..architecture import Linear, Module, Norm
-from .blocks import attention_shape, dense_first, every, mlp, planned
+from ..architecture import Linear, Module, Norm, Weight
+from .blocks import attention_shape, dense_first, every, planned
+from .classic import four_times
 from .dense import AFTER, BIASES, LLAMA
 from .family import Family, Layer, Mixer, MoE, like
+from .latent import latent_attention
 from .mixers import (
-    beside_attention, expanded, gated_delta_net, lightning_attention, mamba, mamba2, olmo_delta_net, rg_lru, short_convolution,
+    beside_attention, expanded, gated_delta_net, kimi_delta_attention, lightning_attention, mamba, mamba2, olmo_delta_net, rg_lru, rwkv,
+    short_convolution,
 )
 from .reading import REMEDY, ConfigError, Keys
-from .sparse import GRANITE_MOE, LOCAL, qwen_sparse, shared_as
+from .sparse import GRANITE_MOE, LOCAL, output_gate, qwen_sparse, shared_as, shared_of
 
 UNCERTAIN = ("What a state-space or linear-attention layer keeps for its backward pass depends on its kernel and was not measured.",)
 PRE_FF = {"input": "input_layernorm", "pre_mlp": "pre_ff_layernorm"}
@@ -138,6 +141,55 @@ def olmo_hybrid_keys(keys: Keys) -> Mapping[str, object]:
             "linear_value_head_dim": keys.size("linear_value_head_dim", otherwise=2 * width)}
 
 
+def lfm3_layers(keys: Keys, family: Family) -> list[Layer]:
+    """Each four: a convolution, another one, full attention, a window; the first is always a convolution."""
+    depth = keys.layers()
+    kinds = keys.list("layer_types", length=depth, of=str) or [
+        "full_attention" if i % 4 == 2 else "sliding_attention" if i and i % 4 == 0 else "conv" for i in range(depth)
+    ]
+    return [Layer(kind) for kind in kinds]
+
+
+def lfm3_norms(keys: Keys) -> Mapping[str, str]:
+    after = {"post_attention": "post_operator_norm", "post_mlp": "post_ffn_norm"} if keys.flag("use_sandwich_norm", True) else {}
+    return {"input": "operator_norm", "pre_mlp": "ffn_norm", **after}
+
+
+def lara_kinds(keys: Keys, family: Family) -> list[str]:
+    depth = keys.layers()
+    pattern = ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")
+    return keys.list("layer_types", length=depth, of=str) or [pattern[i % 5] for i in range(depth)]
+
+
+def kimi_linear_keys(keys: Keys) -> Mapping[str, object]:
+    """The checkpoint's own file says it in an object of its own, and counts layers from one."""
+    inner = keys.nested("linear_attn_config")
+    if inner is None:
+        return {}
+    own = Keys(inner, "", where="linear_attn_config")
+    full = set(own.list("full_attn_layers", of=int) or ())
+    kinds = ["full_attention" if i + 1 in full else "linear_attention" for i in range(keys.layers())]
+    names = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads", "linear_conv_kernel_dim": "short_conv_kernel_size"}
+    return {**({"layer_types": kinds} if full and keys.given("layer_types") is None else {}),
+            **{name: own.size(theirs) for name, theirs in names.items() if own.given(theirs) is not None}}
+
+
+def kimi_linear_kinds(keys: Keys, family: Family) -> list[str]:
+    depth = keys.layers()
+    return keys.list("layer_types", length=depth, of=str) or [
+        "full_attention" if i and i % 4 == 0 else "linear_attention" for i in range(depth)
+    ]
+
+
+def rwkv_layers(keys: Keys, family: Family) -> list[Layer]:
+    return [Layer("rwkv", "dense", (("_first", True),) if i == 0 else ()) for i in range(keys.layers())]
+
+
+def rwkv_gate(keys: Keys) -> tuple[Module, ...]:
+    h = keys.size("hidden_size")
+    return (Weight("time_mix_ffn", 2 * h), Linear("receptance", "other", h, h))
+
+
 def falcon_h1_inner(keys: Keys) -> int:
     return keys.size("mamba_d_ssm", otherwise=expanded("mamba_expand")(keys))
 
@@ -201,9 +253,26 @@ HYBRID: dict[str, Family] = {
     ),
     "lfm2": LFM2,
     "lfm2_moe": like(LFM2, derive=lfm2_tied, layers=planned(lfm2_kinds, dense_first(2, "num_dense_layers")), moe=MoE()),
+    "lfm3": like(
+        LFM2, names={"gate": "w1", "up": "w3", "down": "w2", "final_norm": "embedding_norm"}, norms=lfm3_norms, derive=lambda keys: {},
+        layers=lfm3_layers, sliding=True, **BIASES,
+        attention_extra=lambda keys, attention: output_gate("g_proj", per_head=True)(keys, attention) if keys.flag("use_attention_gate", True) else (),
+    ),
+    "rwkv": Family(
+        keys={"max_position_embeddings": "context_length"}, derive=four_times, names={"up": "key", "down": "value", "final_norm": "ln_out", "head": "head"},
+        norms={"input": "ln1", "pre_mlp": "ln2"}, norm="layer", embed_tokens="embeddings", rotary="", gated=False, default_activation="relu2",
+        mlp_extra=rwkv_gate, layers=rwkv_layers, mixers={"rwkv": rwkv}, uncertain=UNCERTAIN,
+    ),
+    "kimi_linear": Family(
+        tied=False, attention=latent_attention, qkv_bias="attention_bias", rotary="", sliding=False, derive=kimi_linear_keys, uncertain=UNCERTAIN,
+        layers=planned(kimi_linear_kinds, dense_first(1)), mixers={"linear_attention": kimi_delta_attention},
+        moe=MoE(num_experts="num_local_experts", shared_size=shared_of("n_shared_experts")),
+    ),
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": like(QWEN3_NEXT, mixers=QWEN3_5.mixers, layers=QWEN3_5.layers),
+    "lara_mini": like(QWEN3_NEXT, mixers=QWEN3_5.mixers, gated_query=False, partial_rotary=1.0, rotary="half", sliding=True,
+                      layers=planned(lara_kinds), moe=MoE(shared_size=shared_as("shared_expert_intermediate_size"))),
     "olmo_hybrid": Family(
         **BIASES, norm="rms-fp32-weight", qk_norm=True, qk_norm_all_heads=True, norms=AFTER, sliding=False, uncertain=UNCERTAIN,
         layers=planned(every(4, others="linear_attention")), mixers={"linear_attention": olmo_delta_net},

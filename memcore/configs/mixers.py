@@ -145,3 +145,28 @@ def rg_lru(keys: Keys, family: Family, layer: Layer) -> Mixer:
         Weight("rg_lru", lru + 2 * gate),
         Linear("linear_out", "other", lru, h, True),
     ))
+
+
+def kimi_delta_attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
+    """A delta rule that forgets each channel at its own pace. [Kimi Linear, 2025, arXiv:2510.26692]"""
+    h, heads, d = keys.size("hidden_size"), keys.size("linear_num_heads"), keys.size("linear_head_dim")
+    width = heads * d
+    return Mixer(("linear_attention",), (
+        Linear("q_proj", "q", h, width), Linear("k_proj", "k", h, width), Linear("v_proj", "v", h, width),
+        convolution("conv1d", 3 * width, keys.size("linear_conv_kernel_dim"), False),
+        Linear("f_a_proj", "other", h, d), Linear("f_b_proj", "other", d, width), Weight("dt_bias", width), Weight("A_log", heads),
+        Linear("b_proj", "other", h, heads), Linear("g_a_proj", "other", h, d), Linear("g_b_proj", "other", d, width),
+        Norm("o_norm", "other", d), Linear("o_proj", "o", width, h),
+    ))
+
+
+def rwkv(keys: Keys, family: Family, layer: Layer) -> Mixer:
+    """Time mixing. [B. Peng et al., "RWKV", 2023, arXiv:2305.13048]"""
+    h = keys.size("hidden_size")
+    width = keys.size("attention_hidden_size", otherwise=h)
+    first = (Norm("pre_ln", "other", h, kind="layer", bias=True),) if keys.flag("_first") else ()
+    return Mixer(("recurrent",), (
+        *first, Weight("time_mix", 3 * h), Weight("time_decay", width), Weight("time_first", width),
+        Linear("key", "other", h, width), Linear("value", "other", h, width), Linear("receptance", "other", h, width),
+        Linear("output", "other", width, h),
+    ))

@@ -115,6 +115,44 @@ def gemma4_projector(keys: Keys, tower: Keys, width: int, count: Count) -> None:
     count.linears(tower.size("output_proj_dims", otherwise=count.hidden_size), width, bias=False)
 
 
+def aya_projector(keys: Keys, tower: Keys, width: int, count: Count) -> None:
+    merged, wide = count.hidden_size * keys.size("downsample_factor") ** 2, keys.size("alignment_intermediate_size", otherwise=width)
+    count.vectors(2 * merged)
+    count.linears(merged, wide)
+    count.linears(wide // 2, width)
+
+
+def vipllava_projector(keys: Keys, tower: Keys, width: int, count: Count) -> None:
+    taken = keys.value("vision_feature_layer")
+    wide = count.hidden_size * (len(taken) if isinstance(taken, list) else 5)
+    count.vectors(2 * wide)
+    count.linears(wide, width)
+    count.linears(width, width)
+
+
+def two_towers(keys: Keys, tower: Keys, width: int, count: Count) -> None:
+    """Video-LLaVA has the same tower twice, for images and for frames."""
+    count.linear, count.other = 2 * count.linear, 2 * count.other
+    LLAVA.projector(keys, tower, width, count)
+
+
+def aria_projector(keys: Keys, tower: Keys, width: int, count: Count) -> None:
+    h = count.hidden_size
+    count.vectors(h, keys.size("max_value_projector_patch_to_query_dict", otherwise=256))
+    count.linears(h, h, bias=False, times=3)
+    count.vectors(4 * h * h + 4 * h)  # torch's own multi-head attention
+    count.linears(h, h)
+    count.vectors(6 * h)
+    count.linears(h, width, bias=False)
+    count.linears(width, width, bias=False)
+
+
+def gemma3n_projector(keys: Keys, tower: Keys, width: int, count: Count) -> None:
+    h = count.hidden_size
+    count.vectors(h, tower.size("vocab_size") + 2)
+    count.linears(h, width, bias=False)
+
+
 VISION = "vision_config"
 LLAVA = Multimodal(text="llama", towers={VISION: "clip_vision_model"}, projector=two_layers("multimodal_projector_bias"))
 QWEN_VL = {"merge": "spatial_merge_size"}
@@ -131,6 +169,11 @@ MULTIMODAL: dict[str, Multimodal] = {
     "internvl": Multimodal(text="qwen2", towers={VISION: "internvl_vision"}, projector=internvl_projector, merge=2),
     "paligemma": Multimodal(text="gemma", towers={VISION: "siglip_vision_model"}, projector=paligemma_projector),
     "gemma3": Multimodal(text="gemma3_text", towers={VISION: "siglip_vision_model"}, projector=one_layer(bias=False, norm=True)),
+    "aya_vision": Multimodal(text="cohere2", towers={VISION: "siglip_vision_model"}, projector=aya_projector, merge="downsample_factor"),
+    "vipllava": replace(LLAVA, projector=vipllava_projector),
+    "video_llava": replace(LLAVA, projector=two_towers),
+    "aria": Multimodal(text="aria_text", towers={VISION: "idefics3_vision"}, projector=aria_projector),
+    "gemma3n": Multimodal(text="gemma3n_text", towers={VISION: "gemma3n_vision", "audio_config": "gemma3n_audio"}, projector=gemma3n_projector),
     "gemma4": Multimodal(text="gemma4_text", towers={VISION: "gemma4_vision", "audio_config": "gemma4_audio"}, projector=gemma4_projector,
                          optional=True),
     "qwen2_vl": Multimodal(text="qwen2_vl_text", towers={VISION: "qwen2_vl_vision"}, **QWEN_VL),
@@ -157,7 +200,7 @@ def tower(keys: Keys, model: Multimodal, name: str, width: int) -> Tower | None:
             return None
         raise ConfigError(f"{keys.label(name)} is missing")
     default = model.towers[name]
-    kind = values.get("model_type") or default
+    kind = Keys(values, "", where=name).word("model_type") or default
     if kind not in TOWERS and kind in (keys.model_type, default.removesuffix("_vision")):
         kind = default  # older files repeat the type of the whole model
     if kind not in TOWERS:
@@ -179,7 +222,7 @@ def multimodal_model(values: Mapping, model: Multimodal, families: Mapping[str, 
     where = "text_config"
     if inner is None:  # Qwen2-VL's first files say everything at the top
         inner, where = {k: v for k, v in values.items() if k not in model.towers and k != "model_type"}, ""
-    kind = inner.get("model_type") or model.text
+    kind = Keys(inner, "", where=where).word("model_type") or model.text
     kind = model.text if kind == keys.model_type else kind
     family = families.get(kind)
     if family is None:

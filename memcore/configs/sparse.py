@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ..architecture import Attention, Linear, Module, Norm, Weight
-from .blocks import dense_first, every, mixer_kinds, planned
+from ..architecture import Attention, Experts, Linear, Module, Norm, Weight
+from .blocks import attention_shape, dense_first, every, mixer_kinds, planned
 from .classic import COHERE
 from .dense import AFTER, BIASES, GLM, HUNYUAN, LLAMA, exaone4_windows, qwen_windows
-from .family import Family, Layer, MoE, like
+from .family import Family, Layer, Mixer, MoE, like
 from .latent import indexer, latent_attention
 from .reading import Keys
 
@@ -145,6 +145,22 @@ def dbrx_keys(keys: Keys) -> Mapping[str, object]:
     }
 
 
+def jetmoe_keys(keys: Keys) -> Mapping[str, object]:
+    """As many query heads as key-value heads, for each expert at work."""
+    return {"num_attention_heads": keys.size("num_key_value_heads") * keys.size("num_experts_per_tok", otherwise=1)}
+
+
+def jetmoe_attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
+    """Queries and outputs come from routed experts; keys and values are shared by all of them."""
+    h, shape = keys.size("hidden_size"), attention_shape(keys, family, layer)
+    experts = keys.size("num_experts", maximum=2**16)
+    per_token = keys.size("num_experts_per_tok", otherwise=1, maximum=experts)
+    return Mixer(("routed_attention",), (
+        Weight("bias", h), Linear("layer", "other", h, experts), Linear("kv_proj", "other", h, 2 * shape.key_size),
+        Experts("experts", experts, per_token, h, shape.key_size, gated=False),
+    ), shape)
+
+
 def sinks(keys: Keys, attention: Attention) -> tuple[Module, ...]:
     """A learned logit per head, to which attention can go."""
     return (Weight("sinks", attention.num_attention_heads),)
@@ -250,6 +266,15 @@ SPARSE: dict[str, Family] = {
     ),
     "cohere2_moe": like(COHERE, qk_norm=False, sliding=True, layers=cohere2_moe_layers, moe=MoE(
         intermediate_size="intermediate_size", shared_size=shared_of("num_shared_experts", "intermediate_size"))),
+    "kolibri1": Family(
+        qk_norm=True, layers=planned(every(5)), moe=MoE(shared_size=shared_as("shared_expert_intermediate_size")),
+        norms={"input": "input_layernorm", "post_attention": "post_self_attn_layernorm", "pre_mlp": "post_attention_layernorm",
+               "post_mlp": "post_mlp_layernorm"},
+    ),
+    "jetmoe": Family(
+        keys={"head_dim": "kv_channels"}, derive=jetmoe_keys, attention=jetmoe_attention, activation="activation_function", sliding=False,
+        moe=MoE(**LOCAL, router="layer", router_kind="linear", extra=lambda keys: (Weight("bias", keys.size("hidden_size")),)),
+    ),
     # the language models within multimodal ones
     "qwen3_vl_moe_text": Family(**BIASES, qk_norm=True, moe=MoE(), layers=planned(qwen_windows, qwen_sparse)),
     "glm4v_moe_text": GLM4_MOE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .reading import Keys
+from .reading import REMEDY, Keys
 
 
 @dataclass
@@ -250,25 +250,46 @@ def gemma4_vision(keys: Keys) -> Count:
     return count
 
 
-def gemma4_audio(keys: Keys) -> Count:
-    """A conformer: feed-forward, attention, convolution, feed-forward."""
+def conformer(keys: Keys, channels_key: str, kernel: str, features: int | None = None) -> Count:
+    """Gemma's audio encoder: feed-forward, attention, convolution, feed-forward; after two convolutions over the spectrogram."""
     count, h, layers = started(keys)
-    channels = keys.list("subsampling_conv_channels", length=2, of=int) or [128, 32]
-    first, second = (keys.over({"_channels": c}).size("_channels") for c in channels)
+    channels = keys.list(channels_key, length=2, of=int) or [128, 32]
+    first, second = (keys.over({channels_key: c}).size(channels_key) for c in channels)
     count.intermediate_size = 4 * h
     count.convolution(1, first, 3, 3, bias=False)
     count.convolution(first, second, 3, 3, bias=False)
     count.vectors(first + second)
-    count.linears(first // 4 * second, h, bias=False)
+    count.linears((features or first) // 4 * second, h, bias=False)
     count.linears(h, 4 * h, bias=False, times=2 * layers)
     count.linears(4 * h, h, bias=False, times=2 * layers)
-    count.linears(h, h, bias=False, times=5 * layers)
+    count.linears(h, h, bias=False, times=6 * layers)  # q, k, v, relative positions, output; the convolution's second half
     count.linears(h, 2 * h, bias=False, times=layers)
-    count.linears(h, h, bias=False, times=layers)
-    heads = keys.size("num_attention_heads")
-    count.vectors(9 * h + keys.size("conv_kernel_size") * h + h // heads, layers)
-    count.linears(h, keys.size("output_proj_dims"))
+    count.vectors(9 * h + keys.size(kernel) * h + h // keys.size("num_attention_heads"), layers)
     return count
+
+
+def gemma4_audio(keys: Keys) -> Count:
+    count = conformer(keys, "subsampling_conv_channels", "conv_kernel_size")
+    count.linears(count.hidden_size, keys.size("output_proj_dims"))
+    return count
+
+
+def gemma3n_audio(keys: Keys) -> Count:
+    names = {"num_hidden_layers": "conf_num_hidden_layers", "num_attention_heads": "conf_num_attention_heads"}
+    keys = Keys(keys.values, keys.model_type, names, keys.where)
+    count = conformer(keys, "sscp_conv_channel_size", "conf_conv_kernel_size", keys.size("input_feat_size"))
+    return count
+
+
+MOBILENET_V5 = 294_284_096
+"""Parameters of timm's mobilenetv5_300m_enc: what keras-hub's totals of Gemma 3n E2B and E4B leave beside everything else."""
+
+
+def gemma3n_vision(keys: Keys) -> Count:
+    """One network of fixed shape, made of convolutions."""
+    if keys.word("architecture") != "mobilenetv5_300m_enc":
+        raise keys.refuse("architecture", f"is not known to memcore; {REMEDY}")
+    return Count(other=MOBILENET_V5, hidden_size=keys.size("hidden_size"), tokens=256)
 
 
 TOWERS: dict[str, Callable[[Keys], Count]] = {
@@ -290,6 +311,8 @@ TOWERS: dict[str, Callable[[Keys], Count]] = {
     "glm4v_moe_vision": glm4v,
     "mllama_vision_model": mllama,
     "llama4_vision_model": llama4,
+    "gemma3n_vision": gemma3n_vision,
+    "gemma3n_audio": gemma3n_audio,
     "gemma4_vision": gemma4_vision,
     "gemma4_audio": gemma4_audio,
 }
