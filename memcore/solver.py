@@ -25,8 +25,8 @@ EACH_UP_TO = 8
 
 MOST_GPUS = 1024
 
-CUSTOM_SIZES = tuple(int(1e7 * 2 ** (k / 4)) for k in range(70))
-"""Sizes from ten million to one and a half trillion parameters between which the continuous answer is interpolated."""
+CUSTOM_SIZES = tuple(int(1e6 * 2 ** (k / 4)) for k in range(84))
+"""Sizes from a million to two trillion parameters between which the continuous answer is interpolated."""
 
 LOGIT_BYTES = 6
 """16-bit logits and their float32 copy exist at once in every library, unless its loss is fused with the head or chunked."""
@@ -205,13 +205,9 @@ def _with_model(run: Scenario, model: ModelArchitecture) -> Scenario | None:
         return None
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _custom_model(size: int) -> ModelArchitecture:
-    if hasattr(configs, "custom_model"):
-        return configs.custom_model(size)
-    layers = max(round((size / (12 * 128**2)) ** (1 / 3)), 1)
-    shape = {"hidden_size": 128 * layers, "num_hidden_layers": layers, "num_attention_heads": layers, "intermediate_size": 344 * layers}
-    return configs.model_from_config({"model_type": "llama", "vocab_size": 32000, **shape})
+    return configs.custom_model(size)
 
 
 def _custom(run: Scenario, size: int) -> Scenario:
