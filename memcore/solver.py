@@ -146,22 +146,26 @@ def smallest_need(run: Scenario) -> tuple[ModelArchitecture | None, float]:
 
 
 def continuous_size(run: Scenario, budget: float) -> float:
-    """Parameters of a Llama-shaped model that would just fit: between two sizes that do and do not, along a straight line."""
+    """Parameters of a Llama-shaped model (`configs.custom_model`) that would just fit, everything else as in the run.
+
+    Between two sizes of a ladder, one that fits and the next that does not, along a straight line; 0 where none fits.
+    """
+    ladder = [candidate for size in CUSTOM_SIZES if (candidate := _custom(run, size)) is not None]
 
     def needs(i: int) -> float:
-        return float(estimate(_custom(run, CUSTOM_SIZES[i])).device)
+        return float(estimate(ladder[i]).device)
 
-    low, high = -1, len(CUSTOM_SIZES)
+    low, high = -1, len(ladder)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if needs(middle) <= budget else (low, middle)
     if low < 0:
         return 0.0
-    size = _custom(run, CUSTOM_SIZES[low]).model.parameters
-    if high == len(CUSTOM_SIZES):
+    size = ladder[low].model.parameters
+    if high == len(ladder):
         return float(size)
     below, above = needs(low), needs(high)
-    return size + (_custom(run, CUSTOM_SIZES[high]).model.parameters - size) * (budget - below) / (above - below)
+    return size + (ladder[high].model.parameters - size) * (budget - below) / (above - below)
 
 
 def at_least(run: Scenario) -> float:
@@ -210,9 +214,14 @@ def _custom_model(size: int) -> ModelArchitecture:
     return configs.custom_model(size)
 
 
-def _custom(run: Scenario, size: int) -> Scenario:
-    """The run with a Llama-shaped model, whose attention adapters stand for target modules it has not."""
-    return _with_model(run, _custom_model(size)) or run.replace(model=_custom_model(size), lora_target_modules=("q_proj", "v_proj"))
+def _custom(run: Scenario, size: int) -> Scenario | None:
+    """The run with a Llama-shaped model; adapters of its attention stand for target modules it has not."""
+    model = _custom_model(size)
+    candidate = _with_model(run, model)
+    if candidate is None and run.lora_target_modules != "all-linear":
+        candidate = _with_model(run.replace(lora_target_modules="all-linear"), model)
+        return candidate and candidate.replace(lora_target_modules=("q_proj", "v_proj"))
+    return candidate
 
 
 def smallest_device(run: Scenario, kinds: tuple[str, ...] = ()) -> Device | None:
