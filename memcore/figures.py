@@ -90,8 +90,7 @@ def _bold(text: str, strong: bool) -> str:
 
 def _horizontal(data: list[dict[str, Any]], names: list[str], labels: list[str], title: str, reach: float, limit: float, limit_text: str, height: int) -> go.Figure:
     """Bars from top to bottom with a line across them at the device's limit, named above the bars."""
-    right = limit > reach / 2
-    above = dict(x=limit, y=1, yref="paper", text=limit_text, showarrow=False, xanchor="right" if right else "left", yanchor="bottom", xshift=4 if right else -4, font=dict(color=CAPACITY, size=13))
+    above = dict(x=1, xref="paper", y=1, yref="paper", text=f"╎ {limit_text}", showarrow=False, xanchor="right", yanchor="bottom", font=dict(color=CAPACITY, size=13))
     layout = dict(
         barmode="stack", bargap=0.3, height=height, margin=dict(l=8, r=8, t=26, b=8), hovermode="closest", showlegend=False,
         xaxis=dict(title=dict(text=title, standoff=6), range=[0, reach], fixedrange=True, zeroline=False),

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from . import catalog
-from .scenario import CATALOG_CHOICES, CHOICES, LARGEST, QLORA_QUANTIZATION, SAVED_MODULES, Scenario, choices
+from .scenario import CATALOG_CHOICES, CHOICES, DEGREES, LARGEST, QLORA_QUANTIZATION, SAVED_MODULES, SWITCHES, Scenario, choices
 from .units import format_tokens, parse_tokens
 
 CUSTOM = "Custom…"
@@ -35,6 +35,8 @@ class Control:
     parse: Callable[[list[str]], Any]
     """Text of a link to a value; a ValueError says what was expected."""
     write: Callable[[Any], str | list[str]] = str
+    shows: Callable[[Any], str] | None = None
+    """How the widget writes the value into the address, where that differs from `write`."""
 
 
 def controls() -> dict[str, Control]:
@@ -66,16 +68,23 @@ def write(values: Mapping[str, Any]) -> str:
     return urlencode([(k, known[k].write(v)) for k, v in values.items() if k in known and v != known[k].default], doseq=True)
 
 
+def spell(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The parameters of a link to these values, in the words of the widgets: what they write into the address themselves."""
+    known = controls()
+    words = {key: (known[key].shows or known[key].write)(value) for key, value in values.items() if value != known[key].default}
+    return {key: word if isinstance(word, list) else [word] for key, word in words.items()}
+
+
 def _controls() -> list[Control]:
     defaults = {field.name: field.default for field in fields(Scenario)}
     found = [
         Control("model", DEFAULT_MODEL, _model),
         Control("custom_parameters", "8B", _text),
-        Control("device", DEFAULT_DEVICE, _device),
+        Control("device", DEFAULT_DEVICE, _device, shows=lambda name: getattr(catalog.devices().get(name), "label", name)),
         Control("custom_memory", 24.0, _number, "{:g}".format),
         Control("custom_memory_unit", "GB", _one_of({"GB": "GB", "GiB": "GiB"})),
         Control("custom_unified", False, _flag, _write_flag),
-        Control("method", defaults["method"], _one_of(METHODS)),
+        Control("method", defaults["method"], _one_of(METHODS), shows=METHODS.__getitem__),
         Control("quantization", QLORA_QUANTIZATION, _one_of({name: name for name in choices("quantization") if name != "none"})),
         Control("sequence_length", defaults["sequence_length"], _whole("sequence_length", parse_tokens), format_tokens),
         Control("micro_batch_size", defaults["micro_batch_size"], _whole("micro_batch_size", _integer)),
@@ -86,11 +95,11 @@ def _controls() -> list[Control]:
             continue
         if name in CHOICES or name in CATALOG_CHOICES:
             found.append(Control(name, default, _one_of({value: value for value in choices(name)})))
-        elif name in LARGEST:
+        elif name in LARGEST or name in DEGREES:
             found.append(Control(name, default, _whole(name, _integer)))
         elif name == "lora_dropout":
             found.append(Control(name, default, _share, "{:g}".format))
-        elif name == "autocast":
+        elif name in SWITCHES:
             found.append(Control(name, default, _flag, _write_flag))
         elif name == "lora_target_modules":
             found.append(Control(name, (), _modules, list))
@@ -143,12 +152,13 @@ def _did_you_mean(kind: str, name: str, known: list[str]) -> str:
 
 def _whole(field: str, parse_one: Callable[[str], int]) -> Callable[[list[str]], int]:
     def parse(texts: list[str]) -> int:
-        rule = f"must be a whole number from 1 to {LARGEST[field]:,}"
+        largest = (LARGEST | DEGREES)[field]
+        rule = f"must be a whole number from 1 to {largest:,}"
         try:
             value = parse_one(texts[-1])
         except ValueError:
             raise ValueError(rule) from None
-        if not 1 <= value <= LARGEST[field]:
+        if not 1 <= value <= largest:
             raise ValueError(rule)
         return value
 

@@ -33,6 +33,10 @@ SIZES = {
     "lora_rank": ("LoRA rank", RANKS, str),
     "gradient_accumulation_steps": ("Gradient accumulation steps", COUNTS, str),
     "data_parallel_size": ("GPUs, each with its own micro batch", COUNTS, str),
+    "tensor_parallel_size": ("GPUs that divide each layer (tensor parallel)", COUNTS, str),
+    "pipeline_parallel_size": ("Pipeline stages", COUNTS, str),
+    "context_parallel_size": ("GPUs that divide each sequence (context parallel)", COUNTS, str),
+    "gpus_per_node": ("GPUs per node", COUNTS, str),
 }
 """Sliders with stops, by field: label, stops, and how a stop is written. A link may bring a stop of its own."""
 
@@ -46,7 +50,10 @@ LABELS = {
     "prepare_kbit": "k-bit preparation",
     "software": "Software",
     "sharding": "Sharding over GPUs",
+    "offload": "Offload to host memory",
+    "pipeline_schedule": "Pipeline schedule",
 }
+SWITCHES = {"autocast": "Autocast to 16 bits", "sequence_parallel": "Divide tokens between products too", "activation_offload": "Offload layer inputs to host memory"}
 CATALOGS = {"precision": catalog.precisions, "optimizer": catalog.optimizers, "quantization": catalog.quantizations, "software": catalog.software}
 LONGEST_CONFIG = 2**20
 LOG = logging.getLogger(__name__)
@@ -68,22 +75,20 @@ class Request:
 
 
 def open_link() -> None:
-    """On the first run of a session: take what the address says, and remember what of it was not understood."""
+    """On the first run of a session: take what the address says, and remember what of it was not understood.
+
+    An address in other words than the widgets' own is rewritten in theirs: they drop what they do not recognise.
+    """
     state = st.session_state
     if "_opened" not in state:
         state["_opened"] = True
         given = {key: st.query_params.get_all(key) for key in st.query_params}
         values, state["_notices"] = links.read(given)
-        state.update(values)
-        state["_rewrite"] = {key: value for key, value in values.items() if value != _default(key)}
-    elif "_rewrite" in state:  # widgets exist now, so that what is assigned to them is written into the address in their own words
-        state.update(state.pop("_rewrite"))
-
-
-def settle_link() -> None:
-    """At the end of a session's first run: where a link used other words than the widgets, write theirs into the address."""
-    if any(key not in st.query_params for key in st.session_state.get("_rewrite", ())):
-        st.rerun()
+        state["_linked"] = values
+        if given != (spelled := links.spell(values)):
+            st.query_params.from_dict(spelled)
+            st.rerun()
+    state.update(state.pop("_linked", {}))
 
 
 def sidebar() -> Request:
@@ -113,7 +118,7 @@ def sidebar() -> Request:
 def _advanced(values: dict[str, Any], model: ModelArchitecture) -> None:
     _choice(values, "optimizer")
     _choice(values, "precision")
-    values["autocast"] = st.toggle("Autocast to 16 bits", value=_default("autocast"), key="autocast", bind="query-params", help=_help("autocast"))
+    _switch(values, "autocast")
     _size(values, "gradient_accumulation_steps")
     st.markdown("**Adapters** (LoRA and QLoRA)")
     _size(values, "lora_rank")
@@ -127,7 +132,19 @@ def _advanced(values: dict[str, Any], model: ModelArchitecture) -> None:
         _choice(values, field)
     st.markdown("**Several GPUs**")
     _size(values, "data_parallel_size")
-    _choice(values, "sharding")
+    for field in ("sharding", "offload"):
+        _choice(values, field)
+    _switch(values, "activation_offload")
+    _size(values, "tensor_parallel_size")
+    _switch(values, "sequence_parallel")
+    _size(values, "pipeline_parallel_size")
+    _choice(values, "pipeline_schedule")
+    _size(values, "context_parallel_size")
+    _size(values, "gpus_per_node")
+
+
+def _switch(values: dict[str, Any], field: str) -> None:
+    values[field] = st.toggle(SWITCHES[field], value=_default(field), key=field, bind="query-params", help=_help(field))
 
 
 def _default(key: str) -> Any:
