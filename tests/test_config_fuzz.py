@@ -28,7 +28,9 @@ SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 300), st.sampled_from([0, -1, 2**31, 10**12, 10**30, 1e308, 0.5, -0.0]),
     st.floats(), st.text(max_size=8), st.sampled_from(["auto", "full_attention", "mamba", "hybrid", "silu", "M*-E", "LLLG"]),
 )
-JUNK = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=3), max_leaves=8)
+JUNK = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=3), max_leaves=8
+)
 
 
 @st.composite
@@ -90,8 +92,8 @@ def test_a_mutated_config_gives_a_clean_model_or_a_refusal(config):
 @given(mutated(), st.data())
 def test_a_broken_file_is_read_or_refused(config, data):
     text = json.dumps(config)
-    cut = data.draw(st.integers(0, len(text)))
-    broken = text[:cut] + data.draw(st.sampled_from(["", "}", "]", "\0", "NaN", '"', "é", "{", ","])) + text[data.draw(st.integers(0, len(text))):]
+    start, end = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(text)))
+    broken = text[:start] + data.draw(st.sampled_from(["", "}", "]", "\0", "NaN", '"', "é", "{", ","])) + text[end:]
     try:
         values = parse_json(broken)
     except ConfigError as refused:

@@ -98,17 +98,21 @@ def totals(text):
     return [(word.split()[0], int(word.split()[1])) for word in text.split(",")]
 
 
+def name_of(value):
+    return value if isinstance(value, str) else ""
+
+
 @pytest.fixture(scope="module")
 def class_defaults():
     return tomllib.loads((Path(__file__).parents[1] / "data" / "config_defaults.toml").read_text())
 
 
-@pytest.mark.parametrize(("model_type", "expected"), totals(WITH_CLASS_DEFAULTS), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("model_type", "expected"), totals(WITH_CLASS_DEFAULTS), ids=name_of)
 def test_every_family_is_counted_exactly_with_its_class_defaults(model_type, expected, class_defaults):
     assert model_from_config({"model_type": model_type, **class_defaults[model_type]}).parameters == expected
 
 
-@pytest.mark.parametrize(("model_type", "expected"), totals(MULTIMODAL_WITH_CLASS_DEFAULTS), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("model_type", "expected"), totals(MULTIMODAL_WITH_CLASS_DEFAULTS), ids=name_of)
 def test_nested_configs_may_leave_everything_to_the_class_defaults(model_type, expected):
     towers = {"vision_config": {}, "audio_config": {}} if model_type == "gemma4" else {"vision_config": {}}
     assert model_from_config({"model_type": model_type, "text_config": {}, **towers}).parameters == expected
@@ -291,12 +295,16 @@ REFUSED = [
     ({**LLAMA, "tie_word_embeddings": "yes"}, "tie_word_embeddings (yes) must be true or false"),
     ({**LLAMA, "hidden_act": 3}, "hidden_act (3) must be a word"),
     ({**LLAMA, "model_type": "qwen3", "layer_types": ["full_attention"]}, "layer_types has 1 entries for 32 layers"),
-    ({**LLAMA, "model_type": "qwen3", "layer_types": ["xyz"] * 32}, "layer type `xyz` is not known to memcore; parameters can be given as a number instead"),
+    ({**LLAMA, "model_type": "qwen3", "layer_types": ["xyz"] * 32},
+     "layer type `xyz` is not known to memcore; parameters can be given as a number instead"),
     ({**LLAMA, "model_type": "qwen3", "layer_types": [None] * 32}, "layer_types holds None, which is not a str"),
-    ({**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok (3) is larger than num_local_experts (2)"),
+    ({**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3},
+     "num_experts_per_tok (3) is larger than num_local_experts (2)"),
     ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 2}}, "vision_config is missing"),
-    ({"model_type": "gemma3", "text_config": {"hidden_size": "wide"}, "vision_config": {}}, "text_config.hidden_size (wide) must be a whole number"),
-    ({"model_type": "gemma3", "text_config": {}, "vision_config": {"model_type": "eva"}}, "vision_config.model_type ('eva') is not known to memcore"),
+    ({"model_type": "gemma3", "text_config": {"hidden_size": "wide"}, "vision_config": {}},
+     "text_config.hidden_size (wide) must be a whole number"),
+    ({"model_type": "gemma3", "text_config": {}, "vision_config": {"model_type": "eva"}},
+     "vision_config.model_type ('eva') is not known to memcore"),
     ({"model_type": "qwen", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9, "intermediate_size": 7},
      "intermediate_size (7) must be even"),
     ("config.json of nowhere", "there is no file config.json of nowhere"),
@@ -388,7 +396,8 @@ def test_an_adapter_config_gives_the_lora_fields():
         "modules_to_save": ["lm_head"], "r": 64, "rank_pattern": {}, "target_modules": ["q_proj", "model.layers.0.self_attn.v_proj"],
         "use_dora": False, "use_rslora": True, "layers_to_transform": None, "task_type": "CAUSAL_LM",
     })
-    assert fields == {"method": "lora", "lora_rank": 64, "lora_dropout": 0.05, "lora_target_modules": ("q_proj", "v_proj"), "modules_to_save": ("lm_head",)}
+    assert fields == {"method": "lora", "lora_rank": 64, "lora_dropout": 0.05, "lora_target_modules": ("q_proj", "v_proj"),
+                      "modules_to_save": ("lm_head",)}
 
 
 def test_an_adapter_config_without_a_rank_has_pefts():

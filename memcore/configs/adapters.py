@@ -79,4 +79,5 @@ def checkpoint(model: ModelArchitecture, index: Mapping | str | os.PathLike) -> 
         for stored in (model.parameters, model.parameters + twice):
             if abs(total / (width * stored) - 1) < TOLERANCE:
                 return Checkpoint(total, per, True, f"The checkpoint's {total:,} bytes are those of the counted parameters in {word}.")
-    return Checkpoint(total, per, False, f"The checkpoint has {per:.3f} bytes for each counted parameter: it is quantized, or not this model.")
+    remark = f"The checkpoint has {per:.3f} bytes for each counted parameter: it is quantized, or not this model."
+    return Checkpoint(total, per, False, remark)

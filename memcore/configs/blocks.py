@@ -44,11 +44,17 @@ def partial_rotary_factor(keys: Keys, otherwise: float, kind: str) -> float:
     return keys.number("partial_rotary_factor", otherwise, maximum=1.0)
 
 
-def attention_shape(keys: Keys, family: Family, layer: Layer) -> Attention:
+def head_counts(keys: Keys) -> tuple[int, int]:
+    """Query heads and key-value heads."""
     heads = keys.size("num_attention_heads")
     kv_heads = keys.size("num_key_value_heads", otherwise=heads)
     if heads % kv_heads:
-        raise ConfigError(f"{keys.label('num_attention_heads')} ({heads}) is not a multiple of {keys.label('num_key_value_heads')} ({kv_heads})")
+        raise keys.refuse("num_attention_heads", f"is not a multiple of {keys.label('num_key_value_heads')} ({kv_heads})")
+    return heads, kv_heads
+
+
+def attention_shape(keys: Keys, family: Family, layer: Layer) -> Attention:
+    heads, kv_heads = head_counts(keys)
     hidden_size = keys.size("hidden_size")
     head_dim = keys.size("head_dim", otherwise=0) or _divided(keys, hidden_size, heads)
     share = partial_rotary_factor(keys, family.partial_rotary, layer.mixer) if family.rotary else 0
@@ -66,7 +72,7 @@ def attention_shape(keys: Keys, family: Family, layer: Layer) -> Attention:
 
 def _divided(keys: Keys, hidden_size: int, heads: int) -> int:
     if hidden_size % heads:
-        raise ConfigError(f"{keys.label('hidden_size')} ({hidden_size}) is not a multiple of {keys.label('num_attention_heads')} ({heads})")
+        raise keys.refuse("hidden_size", f"is not a multiple of {keys.label('num_attention_heads')} ({heads})")
     return hidden_size // heads
 
 
@@ -131,7 +137,9 @@ def sparse(keys: Keys, family: Family, layer: Layer) -> tuple[Module, ...]:
     ),)
     if width != hidden_size:
         bias = keys.on(family.mlp_bias)
-        experts = (Linear("fc1_latent_proj", "other", hidden_size, width, bias), *experts, Linear("fc2_latent_proj", "other", width, hidden_size, bias))
+        down = Linear("fc1_latent_proj", "other", hidden_size, width, bias)
+        up = Linear("fc2_latent_proj", "other", width, hidden_size, bias)
+        experts = (down, *experts, up)
     shared: tuple[Module, ...] = ()
     if shared_size:
         shared = mlp(keys, family, shared_size, prefix="shared_")
@@ -197,7 +205,9 @@ def default_layers(keys: Keys, family: Family) -> list[Layer]:
     return [Layer(kind, "sparse" if family.moe else "dense") for kind in kinds]
 
 
-def planned(mixers: Callable = mixer_kinds, mlps: Callable[[Keys, int], Sequence[str]] | None = None) -> Callable[[Keys, Family], list[Layer]]:
+def planned(
+    mixers: Callable[[Keys, Family], Sequence[str]] = mixer_kinds, mlps: Callable[[Keys, int], Sequence[str]] | None = None
+) -> Callable[[Keys, Family], list[Layer]]:
     """A plan of layers from a rule for the mixers and one for the feed-forward parts."""
 
     def layers(keys: Keys, family: Family) -> list[Layer]:
@@ -247,7 +257,7 @@ def doubts(keys: Keys, family: Family) -> tuple[str, ...]:
     """What is understood but not measured, one sentence each."""
     said = list(family.uncertain)
     if not family.measured and not said:
-        said.append(f"No training step of a {keys.model_type} model was measured: its memory is put together from parts measured in others.")
+        said.append(f"No training step of a {keys.model_type} model was measured: it is put together from parts measured in others.")
     if family.moe and keys.value(family.moe.experts_per_token) is None:
         said.append(f"{keys.label(family.moe.experts_per_token)} is not given; one expert per token is assumed.")
     return tuple(said)
@@ -284,5 +294,5 @@ def language_model(keys: Keys, family: Family) -> ModelArchitecture:
         config=tuple(given.items()),
     )
     if model.parameters > MAX_PARAMETERS:
-        raise ConfigError(f"these sizes make {model.parameters:.0e} parameters, more than any model has: look at {keys.label('hidden_size')}")
+        raise keys.refuse("hidden_size", f"and the other sizes make {model.parameters:.0e} parameters, more than any model has")
     return model

@@ -112,23 +112,27 @@ GPTJ = like(
 )
 GPT_NEOX = Family(
     keys={"partial_rotary_factor": "rotary_pct"}, names={**NEOX_NAMES, "final_norm": "final_layer_norm", "head": "embed_out"},
-    embed_tokens="embed_in", fused_qkv=True, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias=True, gated=False, norm="layer",
-    parallel="use_parallel_residual", rotary="cat", partial_rotary=0.25, default_activation="gelu", sliding=False,
+    embed_tokens="embed_in", fused_qkv=True, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias=True, gated=False,
+    norm="layer", parallel="use_parallel_residual", rotary="cat", partial_rotary=0.25, default_activation="gelu", sliding=False,
     hidden_dropout="hidden_dropout", embedding_dropout="hidden_dropout", measured=True,
 )
 OPT = Family(
-    keys={"intermediate_size": "ffn_dim"}, derive=opt_keys, names={"o": "out_proj", "up": "fc1", "down": "fc2", "final_norm": "final_layer_norm"},
-    norms=OPT_NORMS, final_norm="_final_norm", norm="layer", norm_weight="layer_norm_elementwise_affine",
-    norm_bias="layer_norm_elementwise_affine", qkv_bias="enable_bias", o_bias="enable_bias", mlp_bias="enable_bias", gated=False, rotary="",
-    activation="activation_function", default_activation="relu", extra=opt_outside, embedding_size="word_embed_proj_dim",
-    hidden_dropout="dropout", embedding_dropout="dropout", sliding=False, measured=True,
+    keys={"intermediate_size": "ffn_dim"}, derive=opt_keys,
+    names={"o": "out_proj", "up": "fc1", "down": "fc2", "final_norm": "final_layer_norm"}, norms=OPT_NORMS, final_norm="_final_norm",
+    norm="layer", norm_weight="layer_norm_elementwise_affine", norm_bias="layer_norm_elementwise_affine", qkv_bias="enable_bias",
+    o_bias="enable_bias", mlp_bias="enable_bias", gated=False, rotary="", activation="activation_function", default_activation="relu",
+    extra=opt_outside, embedding_size="word_embed_proj_dim", hidden_dropout="dropout", embedding_dropout="dropout", sliding=False,
+    measured=True,
 )
-PLAIN_OPT = like(OPT, derive=lambda keys: {}, final_norm=True, norm_weight=True, norm_bias=None, qkv_bias=True, o_bias=True, mlp_bias=True,
-                 embedding_size="hidden_size", names={**OPT.names, "final_norm": "layer_norm"}, default_activation="gelu")
+PLAIN_OPT = like(
+    OPT, derive=lambda keys: {}, final_norm=True, norm_weight=True, norm_bias=None, qkv_bias=True, o_bias=True, mlp_bias=True,
+    embedding_size="hidden_size", names={**OPT.names, "final_norm": "layer_norm"}, default_activation="gelu",
+)
 FALCON = Family(
     keys={"intermediate_size": "ffn_hidden_size"}, derive=falcon_keys, names={**NEOX_NAMES, "final_norm": "ln_f"}, norms=falcon_norms,
     norm="layer", embed_tokens="word_embeddings", fused_qkv=True, qkv_bias="bias", o_bias="bias", mlp_bias="bias", gated=False,
-    parallel="_parallel", activation="activation", default_activation="gelu", hidden_dropout="hidden_dropout", sliding=False, measured=True,
+    parallel="_parallel", activation="activation", default_activation="gelu", hidden_dropout="hidden_dropout", sliding=False,
+    measured=True,
 )
 PHI = Family(
     names={"o": "dense", "up": "fc1", "down": "fc2", "q_norm": "q_layernorm", "k_norm": "k_layernorm", "final_norm": "final_layernorm"},
@@ -136,73 +140,90 @@ PHI = Family(
     qk_norm="qk_layernorm", parallel=True, rotary="cat", partial_rotary=0.5, default_activation="gelu_new", sliding=False,
     hidden_dropout="resid_pdrop", embedding_dropout="embd_pdrop", measured=True,
 )
-COHERE = Family(norm="layer", norm_bias=False, norms={"input": "input_layernorm"}, parallel=True, rotary="interleaved", sliding=False,
-                qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="use_qk_norm", qk_norm_all_heads=True)
+COHERE = Family(
+    norm="layer", norm_bias=False, norms={"input": "input_layernorm"}, parallel=True, rotary="interleaved", sliding=False,
+    qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="use_qk_norm", qk_norm_all_heads=True,
+)
 
 CLASSIC: dict[str, Family] = {
     "gpt2": GPT2,
     "gpt-sw3": GPT2,
-    "openai-gpt": like(GPT2, derive=always_four_times, names={**GPT2.names}, embed_tokens="tokens_embed", final_norm=False,
-                       norms={"post_attention": "ln_1", "post_mlp": "ln_2"}, extra=learned_positions("positions_embed"), activation="afn",
-                       default_activation="gelu"),
+    "openai-gpt": like(
+        GPT2, derive=always_four_times, names={**GPT2.names}, embed_tokens="tokens_embed", final_norm=False,
+        norms={"post_attention": "ln_1", "post_mlp": "ln_2"}, extra=learned_positions("positions_embed"), activation="afn",
+        default_activation="gelu",
+    ),
     "gpt_bigcode": like(GPT2, derive=bigcode_keys, linear_kind="linear", default_activation="gelu_pytorch_tanh"),
     "gpt_neo": like(
         GPT2, keys={"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads", "sliding_window": "window_size"},
         names={"o": "out_proj", "up": "c_fc", "down": "c_proj", "final_norm": "ln_f"}, linear_kind="linear", fused_qkv=False,
-        qkv_bias=False, layers=planned(gpt_neo_kinds), sliding=True, attention_dropout="attention_dropout", hidden_dropout="resid_dropout",
-        embedding_dropout="embed_dropout",
+        qkv_bias=False, layers=planned(gpt_neo_kinds), sliding=True, attention_dropout="attention_dropout",
+        hidden_dropout="resid_dropout", embedding_dropout="embed_dropout",
     ),
     "gptj": GPTJ,
     "codegen": like(GPTJ, fused_qkv=True),
     "ctrl": like(
-        GPT2, keys={**N_KEYS, "intermediate_size": "dff"}, names={"q": "Wq", "k": "Wk", "v": "Wv", "o": "dense", "up": "0", "down": "2",
-        "final_norm": "layernorm"}, norms={"input": "layernorm1", "pre_mlp": "layernorm2"}, linear_kind="linear", fused_qkv=False,
-        embed_tokens="w", extra=lambda keys: (), head_bias=True, default_activation="relu", attention_dropout="_no_dropout",
+        GPT2, keys={**N_KEYS, "intermediate_size": "dff"},
+        names={"q": "Wq", "k": "Wk", "v": "Wv", "o": "dense", "up": "0", "down": "2", "final_norm": "layernorm"},
+        norms={"input": "layernorm1", "pre_mlp": "layernorm2"}, linear_kind="linear", fused_qkv=False, embed_tokens="w",
+        extra=lambda keys: (), head_bias=True, default_activation="relu", attention_dropout="_no_dropout",
     ),
     "gpt_neox": GPT_NEOX,
     "gpt_neox_japanese": like(
         GPT_NEOX, keys={"partial_rotary_factor": "rotary_pct"}, names={**NEOX_NAMES, "final_norm": "final_layer_norm"},
-        derive=lambda keys: {"intermediate_size": keys.size("hidden_size") * keys.size("intermediate_multiple_size", 4)},
-        qkv_bias=False, o_bias=False, mlp_bias=False, parallel=False, partial_rotary=1.0, attention_extra=last_bias, layers=last_bias_layers,
+        derive=lambda keys: {"intermediate_size": keys.size("hidden_size") * keys.size("intermediate_multiple_size", 4)}, qkv_bias=False,
+        o_bias=False, mlp_bias=False, parallel=False, partial_rotary=1.0, attention_extra=last_bias, layers=last_bias_layers,
     ),
     "bloom": Family(
         keys={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embed"}, derive=always_four_times,
-        names={**NEOX_NAMES, "final_norm": "ln_f"}, norm="layer", embed_tokens="word_embeddings", fused_qkv=True, qkv_bias=True, o_bias=True,
-        mlp_bias=True, gated=False, rotary="", default_activation="gelu_pytorch_tanh", extra=embedding_norm, hidden_dropout="hidden_dropout",
-        sliding=False,
+        names={**NEOX_NAMES, "final_norm": "ln_f"}, norm="layer", embed_tokens="word_embeddings", fused_qkv=True, qkv_bias=True,
+        o_bias=True, mlp_bias=True, gated=False, rotary="", default_activation="gelu_pytorch_tanh", extra=embedding_norm,
+        hidden_dropout="hidden_dropout", sliding=False,
     ),
     "mpt": Family(
-        keys={"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "d_model", "max_position_embeddings": "max_seq_len"},
+        keys={"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "d_model",
+            "max_position_embeddings": "max_seq_len"},
         derive=mpt_keys, names={"qkv": "Wqkv", "o": "out_proj", "up": "up_proj", "down": "down_proj", "final_norm": "norm_f"},
         norms={"input": "norm_1", "pre_mlp": "norm_2"}, norm="layer", norm_bias=False, embed_tokens="wte", fused_qkv=True, gated=False,
         rotary="", default_activation="gelu", sliding=False, hidden_dropout="resid_pdrop", embedding_dropout="emb_pdrop",
     ),
     "opt": OPT,
-    "xglm": like(PLAIN_OPT, keys={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads",
-                                  "intermediate_size": "ffn_dim"}, extra=lambda keys: (), embedding_scale=True),
-    "biogpt": like(PLAIN_OPT, keys={}, activation="hidden_act", extra=learned_positions("embed_positions", 2), embedding_scale=True,
-                   attention_dropout="attention_probs_dropout_prob", hidden_dropout="hidden_dropout_prob",
-                   embedding_dropout="hidden_dropout_prob"),
+    "xglm": like(
+        PLAIN_OPT,
+        keys={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads",
+            "intermediate_size": "ffn_dim"},
+        extra=lambda keys: (), embedding_scale=True,
+    ),
+    "biogpt": like(
+        PLAIN_OPT, keys={}, activation="hidden_act", extra=learned_positions("embed_positions", 2), embedding_scale=True,
+        attention_dropout="attention_probs_dropout_prob", hidden_dropout="hidden_dropout_prob", embedding_dropout="hidden_dropout_prob",
+    ),
     "falcon": FALCON,
     "phi": PHI,
-    "persimmon": like(PHI, names={**NEOX_NAMES, "q_norm": "q_layernorm", "k_norm": "k_layernorm", "final_norm": "final_layernorm"},
-                      norms={"input": "input_layernorm", "pre_mlp": "post_attention_layernorm"}, fused_qkv=True, head_bias=False,
-                      parallel=False, default_activation="relu2", hidden_dropout="hidden_dropout", embedding_dropout=""),
+    "persimmon": like(
+        PHI, names={**NEOX_NAMES, "q_norm": "q_layernorm", "k_norm": "k_layernorm", "final_norm": "final_layernorm"},
+        norms={"input": "input_layernorm", "pre_mlp": "post_attention_layernorm"}, fused_qkv=True, head_bias=False, parallel=False,
+        default_activation="relu2", hidden_dropout="hidden_dropout", embedding_dropout="",
+    ),
     "starcoder2": Family(
         names={"up": "c_fc", "down": "c_proj"}, norm="layer", qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", gated=False,
         default_activation="gelu_pytorch_tanh", hidden_dropout="residual_dropout", embedding_dropout="embedding_dropout",
     ),
     "stablelm": Family(
-        norms=lambda keys: {"input": "input_layernorm"} if keys.flag("use_parallel_residual") else
-        {"input": "input_layernorm", "pre_mlp": "post_attention_layernorm"},
+        norms=lambda keys: {"input": "input_layernorm"} if keys.flag("use_parallel_residual") else {"input": "input_layernorm",
+            "pre_mlp": "post_attention_layernorm"},
         norm="layer", qkv_bias="use_qkv_bias", qk_norm="qk_layernorm", qk_norm_all_heads=True, qk_norm_bias=False,
         names={"q_norm": "q_layernorm", "k_norm": "k_layernorm"}, parallel="use_parallel_residual", rotary="cat", partial_rotary=0.25,
         hidden_dropout="hidden_dropout", sliding=False,
     ),
-    "nemotron": Family(norm="layer", qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", gated=False, rotary="cat",
-                       partial_rotary=0.5, default_activation="relu2", sliding=False),
-    "jais2": Family(norm="layer", qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", gated=False,
-                    default_activation="relu2", sliding=False),
+    "nemotron": Family(
+        norm="layer", qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", gated=False, rotary="cat",
+        partial_rotary=0.5, default_activation="relu2", sliding=False,
+    ),
+    "jais2": Family(
+        norm="layer", qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", gated=False, default_activation="relu2",
+        sliding=False,
+    ),
     "olmo": Family(norm="layer", norm_weight=False, norm_bias=False, qkv_bias="attention_bias", o_bias="attention_bias", sliding=False),
     "cohere": COHERE,
 }

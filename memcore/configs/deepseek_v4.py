@@ -45,7 +45,8 @@ def attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
     rates = keys.nested("compress_rates") or {}
     rate = Keys({**RATES, **rates}, "", where=keys.label("compress_rates")).size(layer.mixer, 0, minimum=0) if layer.mixer in RATES else 0
     modules: tuple[Module, ...] = (
-        Weight("sinks", heads), Linear("q_a_proj", "q_a", h, rank), Norm("q_a_norm", "q_a", rank), Linear("q_b_proj", "q_b", rank, heads * d),
+        Weight("sinks", heads), Linear("q_a_proj", "q_a", h, rank), Norm("q_a_norm", "q_a", rank),
+        Linear("q_b_proj", "q_b", rank, heads * d),
         Linear("kv_proj", "kv_a", h, d), Norm("kv_norm", "kv_a", d),
     )
     if rate:
@@ -55,7 +56,7 @@ def attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
         modules += compressor(keys, "indexer.", width, rate, overlap=True)
         modules += (Linear("indexer.q_b_proj", "other", rank, n * width), Linear("weights_proj", "other", h, n))
     modules += (Weight("o_a_proj", o_rank * heads * d), Linear("o_b_proj", "o", groups * o_rank, h))  # o_a: each group has its own
-    share = Keys(keys.values, keys.model_type).number("partial_rotary_factor", keys.size("qk_rope_head_dim", otherwise=d // 8) / d, maximum=1.0)
+    share = keys.number("partial_rotary_factor", keys.size("qk_rope_head_dim", otherwise=max(1, d // 8)) / d, maximum=1.0)
     shape = Attention(num_attention_heads=heads, num_key_value_heads=1, head_dim=d, value_head_dim=d, rotary_dim=int(d * share),
                       sliding_window=keys.size("sliding_window", otherwise=0, minimum=0))
     return Mixer(("compressed_attention",), modules, shape)
@@ -75,7 +76,8 @@ def streams_head(keys: Keys) -> tuple[Module, ...]:
 
 MIXERS: Mapping = {kind: attention for kind in BY_RATIO.values()}
 DEEPSEEK_V4 = Family(
-    keys={"intermediate_size": "moe_intermediate_size"}, attention=attention, mixers=MIXERS, layers=layers, rotary="interleaved", block_extra=streams, extra=streams_head,
-    mlp_bias="mlp_bias", moe=MoE(num_experts="n_routed_experts", shared_size=lambda keys: keys.size("moe_intermediate_size")),
+    keys={"intermediate_size": "moe_intermediate_size"}, attention=attention, mixers=MIXERS, layers=layers, rotary="interleaved",
+    block_extra=streams, extra=streams_head, mlp_bias="mlp_bias",
+    moe=MoE(num_experts="n_routed_experts", shared_size=lambda keys: keys.size("moe_intermediate_size")),
     uncertain=("Compressed attention and several residual streams are counted, but no step with them was measured.",),
 )

@@ -11,7 +11,7 @@ from .blocks import attention, every, planned
 from .classic import COHERE, LN_NORMS, NEOX_NAMES
 from .family import Family, Layer, Mixer, like
 from .latent import latent_attention
-from .reading import REMEDY, ConfigError, Keys
+from .reading import REMEDY, Keys
 
 SANDWICH = {  # Gemma 2: a norm before and after each part
     "input": "input_layernorm", "post_attention": "post_attention_layernorm",
@@ -63,7 +63,8 @@ def chatglm_keys(keys: Keys) -> Mapping[str, object]:
     linear_bias = keys.flag("add_bias_linear")
     if not keys.flag("rmsnorm", True):
         raise keys.refuse("rmsnorm", "is not known to memcore for chatglm: only true is")
-    return {"num_key_value_heads": groups, "_qkv_bias": linear_bias or keys.flag("add_qkv_bias"), "_final_norm": keys.flag("post_layer_norm", True)}
+    return {"num_key_value_heads": groups, "_qkv_bias": linear_bias or keys.flag("add_qkv_bias"),
+        "_final_norm": keys.flag("post_layer_norm", True)}
 
 
 def no_experts(keys: Keys) -> Mapping[str, object]:
@@ -108,7 +109,8 @@ def mllama_layers(keys: Keys, family: Family) -> list[Layer]:
 
 def cross_attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
     mixer = attention(keys, replace(family, qk_norm=True, rotary=""), layer)
-    return Mixer(("cross_attention",), (*mixer.modules, Weight("cross_attn_attn_gate", 1), Weight("cross_attn_mlp_gate", 1)), mixer.attention)
+    return Mixer(("cross_attention",), (*mixer.modules, Weight("cross_attn_attn_gate", 1), Weight("cross_attn_mlp_gate", 1)),
+        mixer.attention)
 
 
 BIASES = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
@@ -116,12 +118,17 @@ LLAMA = Family(**BIASES, mlp_bias="mlp_bias", sliding=False, measured=True)
 MISTRAL = Family(measured=True)
 QWEN2 = Family(qkv_bias=True, layers=planned(qwen_windows), measured=True)
 QWEN3 = like(QWEN2, **BIASES, qk_norm=True, measured=True)
-GEMMA = Family(**BIASES, norm="rms-fp32-weight", activation="hidden_activation", default_activation="gelu_pytorch_tanh", embedding_scale=True)
+GEMMA = Family(
+    **BIASES, norm="rms-fp32-weight", activation="hidden_activation", default_activation="gelu_pytorch_tanh", embedding_scale=True,
+)
 GEMMA2 = like(GEMMA, norms=SANDWICH, layers=planned(every(2)), final_softcap="final_logit_softcapping", measured=True)
 OLMO2 = Family(**BIASES, norm="rms-fp32-weight", norms=AFTER, qk_norm=True, qk_norm_all_heads=True, sliding=False, measured=True)
 GLM = Family(qkv_bias="attention_bias", fused_gate_up=True, rotary="interleaved", partial_rotary=0.5, sliding=False, measured=True)
-GLM4 = like(GLM, norms={"input": "input_layernorm", "post_attention": "post_self_attn_layernorm", "pre_mlp": "post_attention_layernorm",
-                        "post_mlp": "post_mlp_layernorm"})
+GLM4 = like(
+    GLM,
+    norms={"input": "input_layernorm", "post_attention": "post_self_attn_layernorm", "pre_mlp": "post_attention_layernorm",
+        "post_mlp": "post_mlp_layernorm"},
+)
 PHI3 = Family(fused_qkv=True, fused_gate_up=True, rotary="cat", hidden_dropout="resid_pdrop", embedding_dropout="embd_pdrop", measured=True)
 HUNYUAN = Family(**BIASES, qk_norm=True, names={"q_norm": "query_layernorm", "k_norm": "key_layernorm"}, sliding=False)
 
@@ -132,13 +139,15 @@ DENSE: dict[str, Family] = {
     "iquestcoder": LLAMA,
     "minicpm": like(LLAMA, derive=no_experts, embedding_scale=True),
     "exaone": like(
-        LLAMA, keys={"num_hidden_layers": "num_layers"}, names={"o": "out_proj", "gate": "c_fc_0", "up": "c_fc_1", "down": "c_proj",
-        "final_norm": "ln_f"}, norms=LN_NORMS, embed_tokens="wte",
-        activation="activation_function",
+        LLAMA, keys={"num_hidden_layers": "num_layers"},
+        names={"o": "out_proj", "gate": "c_fc_0", "up": "c_fc_1", "down": "c_proj", "final_norm": "ln_f"}, norms=LN_NORMS,
+        embed_tokens="wte", activation="activation_function",
     ),
     "granite": like(LLAMA, embedding_scale=True, measured=True),
-    "granite_swa": like(LLAMA, embedding_scale=True, sliding=True, layers=planned(every(4)),
-                        attention_extra=lambda keys, attention: (Weight("sinks", attention.num_attention_heads),)),
+    "granite_swa": like(
+        LLAMA, embedding_scale=True, sliding=True, layers=planned(every(4)),
+        attention_extra=lambda keys, attention: (Weight("sinks", attention.num_attention_heads),),
+    ),
     "hyperclovax": like(LLAMA, norms=hyperclovax_norms, embedding_scale=True),
     "arcee": like(LLAMA, gated=False, default_activation="relu2"),
     "smollm3": like(LLAMA, layers=planned(smollm3_windows), sliding=True),
@@ -152,12 +161,18 @@ DENSE: dict[str, Family] = {
         attention_extra=lambda keys, attention: (Norm("attn_sub_norm", "other", keys.size("hidden_size")),),
         mlp_extra=lambda keys: (Norm("ffn_sub_norm", "other", keys.size("intermediate_size")),),
     ),
-    "apertus": like(LLAMA, mlp_bias=False, gated=False, qk_norm=True, default_activation="xielu", mlp_extra=xielu,
-                    norms={"input": "attention_layernorm", "pre_mlp": "feedforward_layernorm"}),
-    "doge": like(LLAMA, qk_norm=True, attention_extra=doge_attention, mlp_extra=doge_experts, block_extra=doge_residuals, sliding=True,
-                 hidden_dropout="hidden_dropout"),
-    "nanochat": like(LLAMA, norm_weight=False, qk_norm=True, gated=False, mlp_bias=False, names={"up": "fc1", "down": "fc2"},
-                     default_activation="relu2", final_softcap="final_logit_softcapping"),
+    "apertus": like(
+        LLAMA, mlp_bias=False, gated=False, qk_norm=True, default_activation="xielu", mlp_extra=xielu,
+        norms={"input": "attention_layernorm", "pre_mlp": "feedforward_layernorm"},
+    ),
+    "doge": like(
+        LLAMA, qk_norm=True, attention_extra=doge_attention, mlp_extra=doge_experts, block_extra=doge_residuals, sliding=True,
+        hidden_dropout="hidden_dropout",
+    ),
+    "nanochat": like(
+        LLAMA, norm_weight=False, qk_norm=True, gated=False, mlp_bias=False, names={"up": "fc1", "down": "fc2"},
+        default_activation="relu2", final_softcap="final_logit_softcapping",
+    ),
     "mistral": MISTRAL,
     "ministral": MISTRAL,
     "ministral3": MISTRAL,
@@ -167,8 +182,8 @@ DENSE: dict[str, Family] = {
     "qwen": Family(
         derive=qwen1_keys, keys={"max_position_embeddings": "seq_length"}, norms=LN_NORMS, embed_tokens="wte", fused_qkv=True,
         names={"qkv": "c_attn", "o": "c_proj", "gate": "w2", "up": "w1", "down": "c_proj", "final_norm": "ln_f"}, qkv_bias=True,
-        o_bias="!no_bias", mlp_bias="!no_bias", sliding=False, attention_dropout="attn_dropout_prob", embedding_dropout="emb_dropout_prob",
-        measured=True,
+        o_bias="!no_bias", mlp_bias="!no_bias", sliding=False, attention_dropout="attn_dropout_prob",
+        embedding_dropout="emb_dropout_prob", measured=True,
     ),
     "gemma": GEMMA,
     "gemma2": GEMMA2,
@@ -179,10 +194,11 @@ DENSE: dict[str, Family] = {
     "glm4": GLM4,
     "chatglm": Family(
         keys={"num_hidden_layers": "num_layers", "vocab_size": "padded_vocab_size", "intermediate_size": "ffn_hidden_size",
-              "head_dim": "kv_channels", "max_position_embeddings": "seq_length"},
+            "head_dim": "kv_channels", "max_position_embeddings": "seq_length"},
         derive=chatglm_keys, names={**NEOX_NAMES, "gate_up": "dense_h_to_4h", "final_norm": "final_layernorm", "head": "output_layer"},
         embed_tokens="word_embeddings", fused_qkv=True, qkv_bias="_qkv_bias", o_bias="add_bias_linear", mlp_bias="add_bias_linear",
-        fused_gate_up=True, final_norm="_final_norm", rotary="interleaved", partial_rotary=0.5, sliding=False, hidden_dropout="hidden_dropout",
+        fused_gate_up=True, final_norm="_final_norm", rotary="interleaved", partial_rotary=0.5, sliding=False,
+        hidden_dropout="hidden_dropout",
     ),
     "internlm2": Family(
         names={"qkv": "wqkv", "o": "wo", "gate": "w1", "up": "w3", "down": "w2", "head": "output"}, embed_tokens="tok_embeddings",
@@ -194,8 +210,10 @@ DENSE: dict[str, Family] = {
     "exaone4": Family(norms=AFTER, qk_norm=True, layers=planned(exaone4_windows)),
     "cohere2": like(COHERE, qk_norm=False, sliding=True, layers=planned(every(4, "sliding_window_pattern"))),
     "hunyuan_v1_dense": HUNYUAN,
-    "minicpm3": like(LLAMA, attention=latent_attention, embedding_scale=True, derive=lambda keys: {
-        "v_head_dim": keys.size("v_head_dim", otherwise=keys.size("hidden_size") // keys.size("num_attention_heads"))}),
+    "minicpm3": like(
+        LLAMA, attention=latent_attention, embedding_scale=True,
+        derive=lambda keys: {"v_head_dim": keys.size("v_head_dim", otherwise=keys.size("hidden_size") // keys.size("num_attention_heads"))},
+    ),
     "youtu": like(LLAMA, attention=latent_attention, rotary="interleaved"),
     # the language models within multimodal ones
     "qwen2_vl_text": QWEN2,

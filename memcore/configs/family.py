@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..architecture import Attention, Module
 from .reading import Keys
 
+LLAMA_NORMS = {"input": "input_layernorm", "pre_mlp": "post_attention_layernorm"}
 Flag = bool | str
 """Fixed, or the name of the key that decides; with "!" before it, its opposite (see `Keys.on`)."""
 
@@ -94,7 +95,7 @@ class Family:
     """None: as LayerNorm (yes) and RMSNorm (no) have it."""
     qk_norm_kind: str = ""
     qk_norm_bias: Flag | None = None
-    norms: Mapping[str, str] | Callable[[Keys], Mapping[str, str]] = field(default_factory=lambda: {"input": "input_layernorm", "pre_mlp": "post_attention_layernorm"})
+    norms: Mapping[str, str] | Callable[[Keys], Mapping[str, str]] = field(default_factory=lambda: LLAMA_NORMS)
     """Place → name."""
     final_norm: Flag = True
 

@@ -70,7 +70,8 @@ def altup_and_laurel(keys: Keys) -> tuple[Module, ...]:
     return (
         Weight("correct_output_scale", h), Linear("correction_coefs", "other", n, n), Linear("prediction_coefs", "other", n, n * n),
         Linear("modality_router", "other", h, n), Norm("router_norm", "other", h, kind="rms-fp32-weight"),
-        Linear("linear_left", "other", h, r), Linear("linear_right", "other", r, h), Norm("post_laurel_norm", "other", h, kind="rms-fp32-weight"),
+        Linear("linear_left", "other", h, r), Linear("linear_right", "other", r, h),
+        Norm("post_laurel_norm", "other", h, kind="rms-fp32-weight"),
         *per_layer_input(keys),
     )
 
@@ -90,7 +91,8 @@ def gemma4_layers(keys: Keys, family: Family) -> list[Layer]:
     kinds = every(6)(keys, family)[:-1] + ["full_attention"]
     same = keys.flag("attention_k_eq_v")
     given = keys.nested("per_layer_config")
-    own_keys = {int(i): own for i, own in (given or {}).items() if isinstance(i, str) and i.isdecimal() and len(i) < 6 and isinstance(own, Mapping)}
+    numbered = [(i, own) for i, own in (given or {}).items() if isinstance(i, str) and i.isdecimal() and len(i) < 6]
+    own_keys = {int(i): own for i, own in numbered if isinstance(own, Mapping)}
     layers = []
     for i, (kind, changes) in enumerate(zip(kinds, shared_kv(keys), strict=True)):
         if kind == "full_attention":
@@ -121,12 +123,16 @@ def gemma4_mlp(keys: Keys, family: Family, layer: Layer) -> tuple[Module, ...]:
     )
 
 
-GEMMA4 = like(GEMMA2, attention=gemma_attention, layers=gemma4_layers, mlp=gemma4_mlp, block_extra=per_layer_input,
-              extra=per_layer_embeddings, uncertain=UNCERTAIN)
+GEMMA4 = like(
+    GEMMA2, attention=gemma_attention, layers=gemma4_layers, mlp=gemma4_mlp, block_extra=per_layer_input, extra=per_layer_embeddings,
+    uncertain=UNCERTAIN,
+)
 
 GEMMA: dict[str, Family] = {
-    "gemma3n_text": like(GEMMA2, attention=gemma_attention, layers=gemma3n_layers, block_extra=altup_and_laurel, extra=gemma3n_outside,
-                         uncertain=UNCERTAIN),
+    "gemma3n_text": like(
+        GEMMA2, attention=gemma_attention, layers=gemma3n_layers, block_extra=altup_and_laurel, extra=gemma3n_outside,
+        uncertain=UNCERTAIN,
+    ),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
 }

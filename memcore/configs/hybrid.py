@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..architecture import Linear, Module, Norm, Weight
+from ..architecture import Attention, Linear, Module, Norm, Weight
 from .blocks import attention_shape, dense_first, every, planned
 from .classic import four_times
 from .dense import AFTER, BIASES, LLAMA
 from .family import Family, Layer, Mixer, MoE, like
 from .latent import latent_attention
 from .mixers import (
-    beside_attention, expanded, gated_delta_net, kimi_delta_attention, lightning_attention, mamba, mamba2, olmo_delta_net, rg_lru, rwkv,
+    beside_attention,
+    expanded,
+    gated_delta_net,
+    kimi_delta_attention,
+    lightning_attention,
+    mamba,
+    mamba2,
+    olmo_delta_net,
+    rg_lru,
+    rwkv,
     short_convolution,
 )
 from .reading import REMEDY, ConfigError, Keys
@@ -112,7 +121,8 @@ def zamba2_hybrid(keys: Keys, family: Family, layer: Layer) -> Mixer:
         Norm(prefix + "input_layernorm", "other", 2 * h),
         Linear(prefix + "q_proj", "q", 2 * h, shape.query_size), Linear(prefix + "k_proj", "k", 2 * h, shape.key_size),
         Linear(prefix + "v_proj", "v", 2 * h, shape.value_size), Linear(prefix + "o_proj", "o", shape.query_size, h),
-        *(Linear(f"linear_{role}_adapter_list.{n}", "other", *((2 * h, rank) if n == 0 else (rank, 2 * h))) for role in adapted for n in (0, 1)),
+        *(Linear(f"linear_{role}_adapter_list.0", "other", 2 * h, rank) for role in adapted),
+        *(Linear(f"linear_{role}_adapter_list.1", "other", rank, 2 * h) for role in adapted),
         Norm(prefix + "pre_ff_layernorm", "pre_mlp", h),
         Linear(prefix + "gate_up_proj", "gate_up", h, 2 * i, bias), Linear(prefix + "down_proj", "down", i, h, bias),
         Linear("gate_up_proj_adapter_list.0", "other", h, rank), Linear("gate_up_proj_adapter_list.1", "other", rank, 2 * i),
@@ -153,6 +163,10 @@ def lfm3_layers(keys: Keys, family: Family) -> list[Layer]:
 def lfm3_norms(keys: Keys) -> Mapping[str, str]:
     after = {"post_attention": "post_operator_norm", "post_mlp": "post_ffn_norm"} if keys.flag("use_sandwich_norm", True) else {}
     return {"input": "operator_norm", "pre_mlp": "ffn_norm", **after}
+
+
+def lfm3_gate(keys: Keys, attention: Attention) -> tuple[Module, ...]:
+    return output_gate("g_proj", per_head=True)(keys, attention) if keys.flag("use_attention_gate", True) else ()
 
 
 def lara_kinds(keys: Keys, family: Family) -> list[str]:
@@ -197,19 +211,27 @@ def falcon_h1_inner(keys: Keys) -> int:
 MAMBA_KEYS = {"heads": "mamba_n_heads", "groups": "mamba_n_groups", "state": "mamba_d_state", "width": "mamba_d_conv",
               "bias": "mamba_proj_bias", "conv_bias": "mamba_conv_bias"}
 MAMBA1 = mamba("state_size", "conv_kernel", "time_step_rank", "expand", "use_bias", "use_conv_bias")
-BARE = Family(norms={"input": "norm"}, names={"final_norm": "norm_f"}, embed_tokens="embeddings", rotary="", uncertain=UNCERTAIN,
-              layers=lambda keys, family: [Layer("mamba", "none")] * keys.layers())
-BAMBA = like(LLAMA, norms=PRE_FF, names=FINAL, layers=planned(bamba_kinds), partial_rotary=0.5, rotary="cat", uncertain=UNCERTAIN,
-             mixers=both_spellings(mamba2(inner=expanded("mamba_expand"), **MAMBA_KEYS)))
+BARE = Family(
+    norms={"input": "norm"}, names={"final_norm": "norm_f"}, embed_tokens="embeddings", rotary="", uncertain=UNCERTAIN,
+    layers=lambda keys, family: [Layer("mamba", "none")] * keys.layers(),
+)
+BAMBA = like(
+    LLAMA, norms=PRE_FF, names=FINAL, layers=planned(bamba_kinds), partial_rotary=0.5, rotary="cat", uncertain=UNCERTAIN,
+    mixers=both_spellings(mamba2(inner=expanded("mamba_expand"), **MAMBA_KEYS)),
+)
 QWEN3_NEXT = Family(
-    **BIASES, norm="rms-fp32-weight", qk_norm=True, gated_query=True, rotary="cat", partial_rotary=0.25, sliding=False, uncertain=UNCERTAIN,
-    layers=planned(every(4, "full_attention_interval", others="linear_attention"), qwen_sparse), mixers={"linear_attention": gated_delta_net(fused=True)},
+    **BIASES, norm="rms-fp32-weight", qk_norm=True, gated_query=True, rotary="cat", partial_rotary=0.25, sliding=False,
+    uncertain=UNCERTAIN, layers=planned(every(4, "full_attention_interval", others="linear_attention"), qwen_sparse),
+    mixers={"linear_attention": gated_delta_net(fused=True)},
     moe=MoE(shared_size=shared_as("shared_expert_intermediate_size"), shared_router=True),
 )
-QWEN3_5 = like(QWEN3_NEXT, mixers={"linear_attention": gated_delta_net(fused=False)}, moe=None,
-               layers=planned(every(4, "full_attention_interval", others="linear_attention")))
+QWEN3_5 = like(
+    QWEN3_NEXT, mixers={"linear_attention": gated_delta_net(fused=False)}, moe=None,
+    layers=planned(every(4, "full_attention_interval", others="linear_attention")),
+)
 LFM2 = Family(
-    names={"o": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm", "gate": "w1", "up": "w3", "down": "w2", "final_norm": "embedding_norm"},
+    names={"o": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm", "gate": "w1", "up": "w3", "down": "w2",
+        "final_norm": "embedding_norm"},
     norms={"input": "operator_norm", "pre_mlp": "ffn_norm"}, derive=lfm2_keys, qk_norm=True, layers=planned(lfm2_kinds), sliding=False,
     mixers={"conv": short_convolution("conv_L_cache", "conv_bias")}, uncertain=UNCERTAIN,
 )
@@ -217,13 +239,16 @@ LFM2 = Family(
 HYBRID: dict[str, Family] = {
     "mamba": like(BARE, mixers={"mamba": MAMBA1}),
     "falcon_mamba": like(BARE, mixers={"mamba": MAMBA1}),
-    "mamba2": like(BARE, mixers={"mamba": mamba2(
-        inner=expanded("expand"), heads="num_heads", groups="n_groups", state="state_size", width="conv_kernel", bias="use_bias",
-        conv_bias="use_conv_bias")}),
+    "mamba2": like(
+        BARE,
+        mixers={"mamba": mamba2(inner=expanded("expand"), heads="num_heads", groups="n_groups", state="state_size",
+            width="conv_kernel", bias="use_bias", conv_bias="use_conv_bias")},
+    ),
     "jamba": Family(
         norms=PRE_FF, names=FINAL, layers=jamba_layers, moe=MoE(router="router", intermediate_size="intermediate_size"), rotary="",
         sliding=False, uncertain=UNCERTAIN,
-        mixers={"mamba": mamba("mamba_d_state", "mamba_d_conv", "mamba_dt_rank", "mamba_expand", "mamba_proj_bias", "mamba_conv_bias", True)},
+        mixers={"mamba": mamba("mamba_d_state", "mamba_d_conv", "mamba_dt_rank", "mamba_expand", "mamba_proj_bias", "mamba_conv_bias",
+            True)},
     ),
     "bamba": BAMBA,
     "granitemoehybrid": like(
@@ -239,44 +264,43 @@ HYBRID: dict[str, Family] = {
         embed_tokens="embeddings", tied=False, mlp_bias="mlp_bias", gated=False, activation="mlp_hidden_act", default_activation="relu2",
         rotary="", sliding=False, layers=nemotron_layers, uncertain=UNCERTAIN,
         derive=lambda keys: {name: keys.value(old) for name, old in {"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv",
-                             "use_conv_bias": "mamba_conv_bias"}.items() if keys.given(old) is not None},
+            "use_conv_bias": "mamba_conv_bias"}.items() if keys.given(old) is not None},
         moe=MoE(num_experts="n_routed_experts", gated=False, latent_size="moe_latent_size",
-                shared_size=shared_as("moe_shared_expert_intermediate_size")),
-        mixers={"mamba": mamba2(
-            inner=lambda keys: keys.size("mamba_num_heads") * keys.size("mamba_head_dim"), heads="mamba_num_heads", groups="n_groups",
-            state="ssm_state_size", width="conv_kernel", bias="use_bias", conv_bias="use_conv_bias")},
+            shared_size=shared_as("moe_shared_expert_intermediate_size")),
+        mixers={"mamba": mamba2(inner=lambda keys: keys.size("mamba_num_heads") * keys.size("mamba_head_dim"), heads="mamba_num_heads",
+            groups="n_groups", state="ssm_state_size", width="conv_kernel", bias="use_bias", conv_bias="use_conv_bias")},
     ),
     "zamba2": Family(
         layers=zamba2_layers, names=FINAL, mixers={**both_spellings(mamba2(**ZAMBA2_MAMBA)), "hybrid": zamba2_hybrid}, sliding=False,
-        shared="shared_transformer.",
-        default_activation="gelu", uncertain=UNCERTAIN,
+        shared="shared_transformer.", default_activation="gelu", uncertain=UNCERTAIN,
     ),
     "lfm2": LFM2,
     "lfm2_moe": like(LFM2, derive=lfm2_tied, layers=planned(lfm2_kinds, dense_first(2, "num_dense_layers")), moe=MoE()),
     "lfm3": like(
         LFM2, names={"gate": "w1", "up": "w3", "down": "w2", "final_norm": "embedding_norm"}, norms=lfm3_norms, derive=lambda keys: {},
-        layers=lfm3_layers, sliding=True, **BIASES,
-        attention_extra=lambda keys, attention: output_gate("g_proj", per_head=True)(keys, attention) if keys.flag("use_attention_gate", True) else (),
+        layers=lfm3_layers, sliding=True, **BIASES, attention_extra=lfm3_gate,
     ),
     "rwkv": Family(
-        keys={"max_position_embeddings": "context_length"}, derive=four_times, names={"up": "key", "down": "value", "final_norm": "ln_out", "head": "head"},
-        norms={"input": "ln1", "pre_mlp": "ln2"}, norm="layer", embed_tokens="embeddings", rotary="", gated=False, default_activation="relu2",
-        mlp_extra=rwkv_gate, layers=rwkv_layers, mixers={"rwkv": rwkv}, uncertain=UNCERTAIN,
+        keys={"max_position_embeddings": "context_length"}, derive=four_times,
+        names={"up": "key", "down": "value", "final_norm": "ln_out", "head": "head"}, norms={"input": "ln1", "pre_mlp": "ln2"},
+        norm="layer", embed_tokens="embeddings", rotary="", gated=False, default_activation="relu2", mlp_extra=rwkv_gate,
+        layers=rwkv_layers, mixers={"rwkv": rwkv}, uncertain=UNCERTAIN,
     ),
     "kimi_linear": Family(
-        tied=False, attention=latent_attention, qkv_bias="attention_bias", rotary="", sliding=False, derive=kimi_linear_keys, uncertain=UNCERTAIN,
-        layers=planned(kimi_linear_kinds, dense_first(1)), mixers={"linear_attention": kimi_delta_attention},
+        tied=False, attention=latent_attention, qkv_bias="attention_bias", rotary="", sliding=False, derive=kimi_linear_keys,
+        uncertain=UNCERTAIN, layers=planned(kimi_linear_kinds, dense_first(1)), mixers={"linear_attention": kimi_delta_attention},
         moe=MoE(num_experts="num_local_experts", shared_size=shared_of("n_shared_experts")),
     ),
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": like(QWEN3_NEXT, mixers=QWEN3_5.mixers, layers=QWEN3_5.layers),
-    "lara_mini": like(QWEN3_NEXT, mixers=QWEN3_5.mixers, gated_query=False, partial_rotary=1.0, rotary="half", sliding=True,
-                      layers=planned(lara_kinds), moe=MoE(shared_size=shared_as("shared_expert_intermediate_size"))),
+    "lara_mini": like(
+        QWEN3_NEXT, mixers=QWEN3_5.mixers, gated_query=False, partial_rotary=1.0, rotary="half", sliding=True,
+        layers=planned(lara_kinds), moe=MoE(shared_size=shared_as("shared_expert_intermediate_size")),
+    ),
     "olmo_hybrid": Family(
         **BIASES, norm="rms-fp32-weight", qk_norm=True, qk_norm_all_heads=True, norms=AFTER, sliding=False, uncertain=UNCERTAIN,
-        layers=planned(every(4, others="linear_attention")), mixers={"linear_attention": olmo_delta_net},
-        derive=olmo_hybrid_keys,
+        layers=planned(every(4, others="linear_attention")), mixers={"linear_attention": olmo_delta_net}, derive=olmo_hybrid_keys,
     ),
     "minimax": Family(
         layers=planned(every(2, others="linear_attention")), mixers={"linear_attention": lightning_attention}, sliding=False,
@@ -286,8 +310,7 @@ HYBRID: dict[str, Family] = {
         norm="rms-fp32-weight", norms={"input": "temporal_pre_norm", "pre_mlp": "channel_pre_norm"}, names={"final_norm": "final_norm"},
         qkv_bias="attention_bias", o_bias=True, mlp_bias=True, activation="hidden_activation", default_activation="gelu_pytorch_tanh",
         rotary="cat", partial_rotary=0.5, embedding_scale=True, final_softcap="logits_soft_cap", uncertain=UNCERTAIN,
-        derive=lambda keys: {"intermediate_size": keys.size("intermediate_size", minimum=2) // 2},
-        layers=griffin_layers,
+        derive=lambda keys: {"intermediate_size": keys.size("intermediate_size", minimum=2) // 2}, layers=griffin_layers,
         mixers={"recurrent": rg_lru},
     ),
 }

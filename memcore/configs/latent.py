@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from ..architecture import Attention, Linear, Module, Norm
-from .blocks import name_of, norm
+from .blocks import head_counts, name_of, norm
 from .family import Family, Layer, Mixer
-from .reading import ConfigError, Keys
+from .reading import Keys
 
 
 def latent_attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
-    h, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    h, (heads, _) = keys.size("hidden_size"), head_counts(keys)
     nope, rope, value = keys.size("qk_nope_head_dim", minimum=0), keys.size("qk_rope_head_dim"), keys.size("v_head_dim")
     q_rank, kv_rank = keys.size("q_lora_rank", otherwise=0, minimum=0), keys.size("kv_lora_rank")
     bias = keys.on(family.qkv_bias)
-    kv_heads = keys.size("num_key_value_heads", otherwise=heads)
-    if heads % kv_heads:
-        raise ConfigError(f"{keys.label('num_attention_heads')} ({heads}) is not a multiple of {keys.label('num_key_value_heads')} ({kv_heads})")
     modules: tuple[Module, ...]
     if q_rank:
         modules = (

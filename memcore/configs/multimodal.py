@@ -97,7 +97,8 @@ def cohere2_projector(keys: Keys, tower: Keys, width: int, count: Count) -> None
 
 
 def lfm2_projector(keys: Keys, tower: Keys, width: int, count: Count) -> None:
-    merged, inner, bias = count.hidden_size * keys.size("downsample_factor") ** 2, keys.size("projector_hidden_size"), keys.flag("projector_bias", True)
+    merged = count.hidden_size * keys.size("downsample_factor") ** 2
+    inner, bias = keys.size("projector_hidden_size"), keys.flag("projector_bias", True)
     count.vectors(2 * merged, keys.flag("projector_use_layernorm", True))
     count.linears(merged, inner, bias)
     count.linears(inner, width, bias)
@@ -173,9 +174,12 @@ MULTIMODAL: dict[str, Multimodal] = {
     "vipllava": replace(LLAVA, projector=vipllava_projector),
     "video_llava": replace(LLAVA, projector=two_towers),
     "aria": Multimodal(text="aria_text", towers={VISION: "idefics3_vision"}, projector=aria_projector),
-    "gemma3n": Multimodal(text="gemma3n_text", towers={VISION: "gemma3n_vision", "audio_config": "gemma3n_audio"}, projector=gemma3n_projector),
-    "gemma4": Multimodal(text="gemma4_text", towers={VISION: "gemma4_vision", "audio_config": "gemma4_audio"}, projector=gemma4_projector,
-                         optional=True),
+    "gemma3n": Multimodal(
+        text="gemma3n_text", towers={VISION: "gemma3n_vision", "audio_config": "gemma3n_audio"}, projector=gemma3n_projector,
+    ),
+    "gemma4": Multimodal(
+        text="gemma4_text", towers={VISION: "gemma4_vision", "audio_config": "gemma4_audio"}, projector=gemma4_projector, optional=True,
+    ),
     "qwen2_vl": Multimodal(text="qwen2_vl_text", towers={VISION: "qwen2_vl_vision"}, **QWEN_VL),
     "qwen2_5_vl": Multimodal(text="qwen2_5_vl_text", towers={VISION: "qwen2_5_vl_vision"}, **QWEN_VL),
     "qwen3_vl": Multimodal(text="qwen3_vl_text", towers={VISION: "qwen3_vl_vision"}, **QWEN_VL),
@@ -187,7 +191,9 @@ MULTIMODAL: dict[str, Multimodal] = {
     "glm4v_moe": Multimodal(text="glm4v_moe_text", towers={VISION: "glm4v_moe_vision"}, **QWEN_VL),
     "mllama": Multimodal(text="mllama_text_model", towers={VISION: "mllama_vision_model"}, projector=mllama_projector),
     "llama4": Multimodal(text="llama4_text", towers={VISION: "llama4_vision_model"}, projector=llama4_projector, tied_within=True),
-    "cohere2_vision": Multimodal(text="cohere2", towers={VISION: "siglip_vision_model"}, projector=cohere2_projector, merge="downsample_factor"),
+    "cohere2_vision": Multimodal(
+        text="cohere2", towers={VISION: "siglip_vision_model"}, projector=cohere2_projector, merge="downsample_factor",
+    ),
     "lfm2_vl": Multimodal(text="lfm2", towers={VISION: "siglip2_vision_model"}, projector=lfm2_projector, merge="downsample_factor"),
 }
 

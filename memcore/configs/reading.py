@@ -136,7 +136,9 @@ class Keys:
     passes as `otherwise`.
     """
 
-    def __init__(self, values: Mapping, model_type: str, renamed: Mapping[str, str] | None = None, where: str = "", required: Iterable[str] = ()):
+    def __init__(
+        self, values: Mapping, model_type: str, renamed: Mapping[str, str] | None = None, where: str = "", required: Iterable[str] = ()
+    ) -> None:
         self.values, self.model_type, self.renamed, self.where = values, model_type, renamed or {}, where
         for name in required:
             if self.given(name) is None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from ..architecture import Attention, Experts, Linear, Module, Norm, Weight
-from .blocks import attention_shape, dense_first, every, mixer_kinds, planned
+from .blocks import attention_shape, dense_first, every, planned
 from .classic import COHERE
 from .dense import AFTER, BIASES, GLM, HUNYUAN, LLAMA, exaone4_windows, qwen_windows
 from .family import Family, Layer, Mixer, MoE, like
@@ -63,7 +63,8 @@ def llama4_layers(keys: Keys, family: Family) -> list[Layer]:
 def hunyuan_layers(keys: Keys, family: Family) -> list[Layer]:
     """Number of experts and of those at work may be listed per layer."""
     depth = keys.layers()
-    lists = {name: keys.list(name, length=depth, of=int) for name in ("num_experts", "num_experts_per_tok") if isinstance(keys.value(name), list)}
+    listed = [name for name in ("num_experts", "num_experts_per_tok") if isinstance(keys.value(name), list)]
+    lists = {name: keys.list(name, length=depth, of=int) for name in listed}
     return [Layer("full_attention", "sparse", tuple((name, values[i]) for name, values in lists.items())) for i in range(depth)]
 
 
@@ -116,7 +117,8 @@ def glm_dsa_layers(keys: Keys, family: Family) -> list[Layer]:
     if len(types) != depth:
         raise keys.refuse("index_topk_pattern", f"has {len(types)} letters for {depth} layers")
     parts = dense_first(3)(keys, depth)
-    return [Layer("indexed_attention", part, (("_reuses_index", True),) if kind == "shared" else ()) for part, kind in zip(parts, types, strict=True)]
+    changes = {"shared": (("_reuses_index", True),)}
+    return [Layer("indexed_attention", part, changes.get(kind, ())) for part, kind in zip(parts, types, strict=True)]
 
 
 def cohere2_moe_layers(keys: Keys, family: Family) -> list[Layer]:
@@ -185,19 +187,23 @@ def steering_bias(keys: Keys) -> tuple[Module, ...]:
     return (Weight("e_score_correction_bias", keys.size("num_experts")),)
 
 
-def then(*builders: Callable) -> Callable:
-    return lambda *args: tuple(module for build in builders for module in build(*args))
-
-
 LOCAL = {"num_experts": "num_local_experts", "intermediate_size": "intermediate_size"}
 DEEPSEEK_MOE = MoE(num_experts="n_routed_experts", shared_size=shared_of("n_shared_experts"))
 QWEN_SHARED = MoE(shared_size=shared_as("shared_expert_intermediate_size"), shared_router=True)
-GRANITE_MOE = like(LLAMA, mlp_bias=False, embedding_scale=True, fused_gate_up=True, names={"gate_up": "input_linear", "down": "output_linear"},
-                   moe=MoE(**LOCAL, router="router", shared_size=shared_as("shared_intermediate_size")))
-DEEPSEEK_V3 = Family(attention=latent_attention, qkv_bias="attention_bias", rotary="interleaved", sliding=False, moe=DEEPSEEK_MOE,
-                     layers=planned(mlps=dense_first()), measured=True)
-GLM4_MOE = like(GLM, derive=floor_head_dim, fused_gate_up=False, rotary="cat", qk_norm="use_qk_norm", moe=DEEPSEEK_MOE, layers=planned(mlps=dense_first()))
-MOE_NORMS = {"input": "input_layernorm", "post_attention": "post_attention_layernorm", "pre_mlp": "pre_mlp_layernorm", "post_mlp": "post_mlp_layernorm"}
+GRANITE_MOE = like(
+    LLAMA, mlp_bias=False, embedding_scale=True, fused_gate_up=True, names={"gate_up": "input_linear", "down": "output_linear"},
+    moe=MoE(**LOCAL, router="router", shared_size=shared_as("shared_intermediate_size")),
+)
+DEEPSEEK_V3 = Family(
+    attention=latent_attention, qkv_bias="attention_bias", rotary="interleaved", sliding=False, moe=DEEPSEEK_MOE,
+    layers=planned(mlps=dense_first()), measured=True,
+)
+GLM4_MOE = like(
+    GLM, derive=floor_head_dim, fused_gate_up=False, rotary="cat", qk_norm="use_qk_norm", moe=DEEPSEEK_MOE,
+    layers=planned(mlps=dense_first()),
+)
+MOE_NORMS = {"input": "input_layernorm", "post_attention": "post_attention_layernorm", "pre_mlp": "pre_mlp_layernorm",
+    "post_mlp": "post_mlp_layernorm"}
 
 SPARSE: dict[str, Family] = {
     "mixtral": Family(moe=MoE(**LOCAL), measured=True),
@@ -209,70 +215,99 @@ SPARSE: dict[str, Family] = {
     "sarvam_mla": DEEPSEEK_V3,
     "glm4_moe_lite": like(DEEPSEEK_V3, layers=planned(mlps=dense_first(1))),
     "deepseek_v32": like(DEEPSEEK_V3, attention_extra=indexer),
-    "glm_moe_dsa": like(DEEPSEEK_V3, attention_extra=lambda keys, attention: () if keys.flag("_reuses_index") else indexer(keys, attention),
-                        layers=glm_dsa_layers),
-    "axk1": like(DEEPSEEK_V3, layers=planned(mlps=dense_first(1)), moe=MoE(num_experts="n_routed_experts", shared_size=shared_of("n_shared_experts"),
-                                      extra=lambda keys: (Norm("post_mlp_layernorm", "other", keys.size("hidden_size")),))),
+    "glm_moe_dsa": like(
+        DEEPSEEK_V3, attention_extra=lambda keys, attention: () if keys.flag("_reuses_index") else indexer(keys, attention),
+        layers=glm_dsa_layers,
+    ),
+    "axk1": like(
+        DEEPSEEK_V3, layers=planned(mlps=dense_first(1)),
+        moe=MoE(num_experts="n_routed_experts", shared_size=shared_of("n_shared_experts"),
+            extra=lambda keys: (Norm("post_mlp_layernorm", "other", keys.size("hidden_size")),)),
+    ),
     "glm4_moe": GLM4_MOE,
     "sarvam_moe": GLM4_MOE,
-    "solar_open": like(GLM4_MOE, qkv_bias="attention_bias", qk_norm=False, rotary="half", partial_rotary=1.0,
-                       layers=planned(mixer_kinds_or_full)),
-    "dots1": Family(**BIASES, qk_norm=True, moe=DEEPSEEK_MOE, layers=planned(
-        lambda keys, family: qwen_windows(keys.over({"use_sliding_window": True}), family), dense_first())),
+    "solar_open": like(
+        GLM4_MOE, qkv_bias="attention_bias", qk_norm=False, rotary="half", partial_rotary=1.0, layers=planned(mixer_kinds_or_full),
+    ),
+    "dots1": Family(
+        **BIASES, qk_norm=True, moe=DEEPSEEK_MOE,
+        layers=planned(lambda keys, family: qwen_windows(keys.over({"use_sliding_window": True}), family), dense_first()),
+    ),
     "gpt_oss": Family(
         **BIASES, norm="rms-fp32-weight", layers=planned(every(2)), attention_extra=sinks,
         moe=MoE(**LOCAL, router="router", router_bias=True, expert_bias=True), measured=True,
     ),
     "phimoe": Family(**BIASES, norm="layer", head_bias="lm_head_bias", moe=MoE(**LOCAL, router="router")),
     "olmoe": like(LLAMA, mlp_bias=False, qk_norm=True, qk_norm_all_heads=True, moe=MoE(intermediate_size="intermediate_size")),
-    "flex_olmo": like(LLAMA, mlp_bias=False, qk_norm=True, qk_norm_all_heads=True, norms=AFTER, moe=MoE(intermediate_size="intermediate_size")),
+    "flex_olmo": like(
+        LLAMA, mlp_bias=False, qk_norm=True, qk_norm_all_heads=True, norms=AFTER, moe=MoE(intermediate_size="intermediate_size"),
+    ),
     "minimax_m2": Family(qk_norm=True, qk_norm_all_heads=True, rotary="cat", sliding=False, moe=MoE(**LOCAL)),
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": GRANITE_MOE,
     "granitemoe_swa": like(GRANITE_MOE, sliding=True, layers=planned(every(4, first=True)), attention_extra=sinks),
-    "exaone_moe": Family(qk_norm=True, moe=MoE(shared_size=shared_of("num_shared_experts")), layers=planned(exaone4_windows, dense_first(1))),
+    "exaone_moe": Family(
+        qk_norm=True, moe=MoE(shared_size=shared_of("num_shared_experts")), layers=planned(exaone4_windows, dense_first(1)),
+    ),
     "afmoe": Family(
         **BIASES, qk_norm=True, norms=MOE_NORMS, attention_extra=output_gate("gate_proj"),
         layers=planned(every(4, "global_attn_every_n_layers"), dense_first(1, "num_dense_layers")),
         moe=MoE(router_kind="linear", shared_size=shared_of("num_shared_experts"), extra=steering_bias),
     ),
     "ernie4_5_moe": like(
-        LLAMA, head_bias="use_bias", qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", rotary="interleaved", layers=planned(mlps=ernie_sparse),
+        LLAMA, head_bias="use_bias", qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", rotary="interleaved",
+        layers=planned(mlps=ernie_sparse),
         moe=MoE("moe_num_experts", "moe_k", shared_size=shared_of("moe_num_shared_experts"), extra=steering_bias),
     ),
-    "hunyuan_v1_moe": like(HUNYUAN, layers=hunyuan_layers, moe=MoE(
-        intermediate_size="intermediate_size", router="wg", router_kind="linear",
-        shared_size=shared_as("intermediate_size"))),
-    "hy_v3": Family(**BIASES, mlp_bias="mlp_bias", qk_norm=True, sliding=False, layers=planned(mlps=dense_first(1)),
-                    moe=MoE(shared_size=shared_of("num_shared_experts"))),
+    "hunyuan_v1_moe": like(
+        HUNYUAN, layers=hunyuan_layers,
+        moe=MoE(intermediate_size="intermediate_size", router="wg", router_kind="linear", shared_size=shared_as("intermediate_size")),
+    ),
+    "hy_v3": Family(
+        **BIASES, mlp_bias="mlp_bias", qk_norm=True, sliding=False, layers=planned(mlps=dense_first(1)),
+        moe=MoE(shared_size=shared_of("num_shared_experts")),
+    ),
     "dbrx": Family(
-        keys={"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "d_model", "max_position_embeddings": "max_seq_len"},
+        keys={"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "d_model",
+            "max_position_embeddings": "max_seq_len"},
         derive=dbrx_keys, names={"qkv": "Wqkv", "o": "out_proj", "final_norm": "norm_f"}, norms={"input": "norm_1", "pre_mlp": "norm_2"},
         norm="layer", norm_bias=False, fused_qkv=True, embed_tokens="wte", sliding=False, moe=MoE(router="layer", router_kind="linear"),
         hidden_dropout="resid_pdrop", embedding_dropout="emb_pdrop",
     ),
-    "aria_text": like(LLAMA, moe=MoE("moe_num_experts", "moe_topk", intermediate_size="intermediate_size", router="router",
-                                     shared_size=shared_of("moe_num_shared_experts", "intermediate_size"))),
-    "llama4_text": like(LLAMA, mlp_bias=False, layers=llama4_layers, rotary="interleaved",
-                        moe=MoE(**LOCAL, router="router", shared_size=shared_as("intermediate_size"))),
-    "mellum": Family(**BIASES, qk_norm=True, moe=MoE(), layers=planned(mixer_kinds_or_full, dense_first())),
-    "flint": Family(**BIASES, qk_norm=True, attention_extra=sinks, layers=planned(flint_kinds, flint_sparse),
-                    moe=MoE(shared_size=shared_as("shared_expert_intermediate_size"))),
-    "laguna": Family(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, attention_extra=laguna_gate, layers=laguna_layers,
-                     moe=MoE(shared_size=shared_as("shared_expert_intermediate_size"), extra=steering_bias)),
-    "mimo_v2_flash": Family(
-        qkv_bias="attention_bias", rotary="cat", partial_rotary=0.334, value_head_dim="v_head_dim", layers=mimo_layers, moe=MoE("n_routed_experts"),
-        attention_extra=lambda keys, attention: sinks(keys, attention) if keys.flag("_sinks") else (),
+    "aria_text": like(
+        LLAMA,
+        moe=MoE("moe_num_experts", "moe_topk", intermediate_size="intermediate_size", router="router",
+            shared_size=shared_of("moe_num_shared_experts", "intermediate_size")),
     ),
-    "cohere2_moe": like(COHERE, qk_norm=False, sliding=True, layers=cohere2_moe_layers, moe=MoE(
-        intermediate_size="intermediate_size", shared_size=shared_of("num_shared_experts", "intermediate_size"))),
+    "llama4_text": like(
+        LLAMA, mlp_bias=False, layers=llama4_layers, rotary="interleaved",
+        moe=MoE(**LOCAL, router="router", shared_size=shared_as("intermediate_size")),
+    ),
+    "mellum": Family(**BIASES, qk_norm=True, moe=MoE(), layers=planned(mixer_kinds_or_full, dense_first())),
+    "flint": Family(
+        **BIASES, qk_norm=True, attention_extra=sinks, layers=planned(flint_kinds, flint_sparse),
+        moe=MoE(shared_size=shared_as("shared_expert_intermediate_size")),
+    ),
+    "laguna": Family(
+        qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, attention_extra=laguna_gate, layers=laguna_layers,
+        moe=MoE(shared_size=shared_as("shared_expert_intermediate_size"), extra=steering_bias),
+    ),
+    "mimo_v2_flash": Family(
+        qkv_bias="attention_bias", rotary="cat", partial_rotary=0.334, value_head_dim="v_head_dim", layers=mimo_layers,
+        moe=MoE("n_routed_experts"), attention_extra=lambda keys, attention: sinks(keys, attention) if keys.flag("_sinks") else (),
+    ),
+    "cohere2_moe": like(
+        COHERE, qk_norm=False, sliding=True, layers=cohere2_moe_layers,
+        moe=MoE(intermediate_size="intermediate_size", shared_size=shared_of("num_shared_experts", "intermediate_size")),
+    ),
     "kolibri1": Family(
         qk_norm=True, layers=planned(every(5)), moe=MoE(shared_size=shared_as("shared_expert_intermediate_size")),
         norms={"input": "input_layernorm", "post_attention": "post_self_attn_layernorm", "pre_mlp": "post_attention_layernorm",
-               "post_mlp": "post_mlp_layernorm"},
+            "post_mlp": "post_mlp_layernorm"},
     ),
     "jetmoe": Family(
-        keys={"head_dim": "kv_channels"}, derive=jetmoe_keys, attention=jetmoe_attention, activation="activation_function", sliding=False,
+        keys={"head_dim": "kv_channels"}, derive=jetmoe_keys, attention=jetmoe_attention, activation="activation_function",
+        sliding=False,
         moe=MoE(**LOCAL, router="layer", router_kind="linear", extra=lambda keys: (Weight("bias", keys.size("hidden_size")),)),
     ),
     # the language models within multimodal ones

@@ -61,6 +61,12 @@ def started(keys: Keys, depth: str = "num_hidden_layers", hidden_size: str = "hi
     return Count(hidden_size=h, num_layers=layers), h, layers
 
 
+def video_patches(keys: Keys, count: Count, bias: bool = True) -> None:
+    """Patches over a few frames at once."""
+    patch = side(keys, "patch_size")
+    count.convolution(keys.size("in_channels"), count.hidden_size, side(keys, "temporal_patch_size"), patch, patch, bias=bias)
+
+
 def siglip(keys: Keys, head: bool = True, class_token: bool = False, patch_bias: bool = True, pre_norm: bool = False) -> Count:
     """SigLIP, and CLIP with its class token: biased square projections, LayerNorms, learned positions."""
     count, h, layers = started(keys)
@@ -130,7 +136,7 @@ def qwen2_vl(keys: Keys) -> Count:
     count, h, layers = started(keys, "depth", "embed_dim")
     i = count.intermediate_size = int(keys.number("mlp_ratio", 4, minimum=0.01, maximum=64) * h)
     merged = h * keys.size("spatial_merge_size") ** 2
-    count.convolution(keys.size("in_channels"), h, keys.size("temporal_patch_size"), keys.size("patch_size"), keys.size("patch_size"), bias=False)
+    video_patches(keys, count, bias=False)
     count.linears(h, 3 * h, times=layers)
     count.linears(h, h, times=layers)
     count.linears(h, i, times=layers)
@@ -145,7 +151,7 @@ def qwen2_5_vl(keys: Keys) -> Count:
     count, h, layers = started(keys, "depth")
     i = count.intermediate_size = keys.size("intermediate_size")
     merged = h * keys.size("spatial_merge_size") ** 2
-    count.convolution(keys.size("in_channels"), h, keys.size("temporal_patch_size"), keys.size("patch_size"), keys.size("patch_size"), bias=False)
+    video_patches(keys, count, bias=False)
     count.linears(h, 3 * h, times=layers)
     count.linears(h, h, times=layers)
     count.linears(h, i, times=2 * layers)
@@ -161,7 +167,7 @@ def qwen3_vl(keys: Keys, deepstack: bool = True) -> Count:
     count, h, layers = started(keys, "depth")
     i = count.intermediate_size = keys.size("intermediate_size")
     merged = h * keys.size("spatial_merge_size") ** 2
-    count.convolution(keys.size("in_channels"), h, keys.size("temporal_patch_size"), keys.size("patch_size"), keys.size("patch_size"))
+    video_patches(keys, count)
     count.vectors(h, keys.size("num_position_embeddings"))
     count.linears(h, 3 * h, times=layers)
     count.linears(h, h, times=layers)
@@ -183,7 +189,7 @@ def glm4v(keys: Keys) -> Count:
     count, h, layers = started(keys, "depth")
     out, wide, merge = keys.size("out_hidden_size"), keys.size("intermediate_size"), keys.size("spatial_merge_size")
     count.intermediate_size = out
-    count.convolution(keys.size("in_channels"), h, keys.size("temporal_patch_size"), side(keys, "patch_size"), side(keys, "patch_size"))
+    video_patches(keys, count)
     count.vectors(h, patches(keys))
     count.linears(h, 3 * h, bias=keys.flag("attention_bias"), times=layers)
     count.linears(h, h, bias=False, times=layers)
