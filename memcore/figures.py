@@ -28,6 +28,8 @@ INK = "#808495"
 QUIET = 0.45
 LEAST_LABELLED = 0.07
 """Share of the axis from which a part of a bar has room for its number."""
+LABELLED = tuple(g for g in GROUPS if g != "overhead")
+"""Groups whose number is written into the bar; at its end is the band."""
 CONFIG = {"displayModeBar": False, "scrollZoom": False}
 
 
@@ -76,7 +78,7 @@ def _stacked(table: pd.DataFrame, key: str, keys: list[str], names: list[str], s
         dict(
             type="bar", orientation="h", name=GROUPS[g], meta=g, y=names, x=(wide[g] / size).to_numpy(),
             marker=dict(color=COLORS[g], opacity=[1.0 if s else QUIET for s in strong], line=dict(width=0)),
-            text=[format_bytes(v, unit).removesuffix(f" {unit}") if s and v / size > LEAST_LABELLED * reach else "" for v, s in zip(wide[g], strong, strict=True)],
+            text=[format_bytes(v, unit).removesuffix(f" {unit}") if s and g in LABELLED and v / size > LEAST_LABELLED * reach else "" for v, s in zip(wide[g], strong, strict=True)],
             textposition="inside", insidetextanchor="middle", textangle=0, constraintext="none", textfont=dict(color=ON_COLORS[g], size=12),
             customdata=[format_bytes(v, unit) for v in wide[g]], hovertemplate="%{y}<br>" + GROUPS[g] + ": %{customdata}<extra></extra>",
         )

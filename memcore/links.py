@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 
-from . import catalog
+from . import catalog, scenario
 from .scenario import CATALOG_CHOICES, CHOICES, DEGREES, LARGEST, QLORA_QUANTIZATION, SAVED_MODULES, SWITCHES, Scenario, choices
 from .units import format_tokens, parse_tokens
 
@@ -21,6 +22,8 @@ UPLOAD = "config.json…"
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 DEFAULT_DEVICE = "NVIDIA GeForce RTX 4090"
 METHODS = {"full": "Full", "lora": "LoRA", "qlora": "QLoRA"}
+SIZES = LARGEST | getattr(scenario, "DEGREES", {})
+"""Fields that are whole numbers from 1, with the largest that a Scenario takes."""
 VIEWS = ("Estimate",)
 SHOWN_LETTERS = 40
 MOST_MODULES = 64
@@ -39,6 +42,7 @@ class Control:
     """How the widget writes the value into the address, where that differs from `write`."""
 
 
+@cache
 def controls() -> dict[str, Control]:
     """Every control by its key, in the order of the page."""
     return {c.key: c for c in _controls()}
@@ -90,24 +94,23 @@ def _controls() -> list[Control]:
         Control("micro_batch_size", defaults["micro_batch_size"], _whole("micro_batch_size", _integer)),
     ]
     taken = {c.key for c in found}
-    for name, default in defaults.items():
-        if name in taken:
-            continue
-        if name in CHOICES or name in CATALOG_CHOICES:
-            found.append(Control(name, default, _one_of({value: value for value in choices(name)})))
-        elif name in LARGEST or name in DEGREES:
-            found.append(Control(name, default, _whole(name, _integer)))
-        elif name == "lora_dropout":
-            found.append(Control(name, default, _share, "{:g}".format))
-        elif name in SWITCHES:
-            found.append(Control(name, default, _flag, _write_flag))
-        elif name == "lora_target_modules":
-            found.append(Control(name, (), _modules, list))
-        elif name == "modules_to_save":
-            found.append(Control(name, (), _saved, list))
+    found += [_of_field(name, default) for name, default in defaults.items() if name not in taken]
     found.append(Control("unit", "GiB", _one_of({"GiB": "GiB", "GB": "GB"})))
     found.append(Control("view", VIEWS[0], _one_of({name: name for name in VIEWS})))
     return found
+
+
+def _of_field(name: str, default: Any) -> Control:
+    """The control of a Scenario's field, by the kind of its default."""
+    if name in MODULE_NAMES:
+        return Control(name, (), MODULE_NAMES[name], list)
+    if isinstance(default, bool):
+        return Control(name, default, _flag, _write_flag)
+    if isinstance(default, int):
+        return Control(name, default, _whole(name, _integer))
+    if isinstance(default, float):
+        return Control(name, default, _share, "{:g}".format)
+    return Control(name, default, _one_of({value: value for value in choices(name)}))
 
 
 def _one_of(labels: Mapping[str, str]) -> Callable[[list[str]], str]:
@@ -213,6 +216,9 @@ def _saved(texts: list[str]) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in SAVED_MODULES]:
         raise ValueError(f"has {unknown[0][:SHOWN_LETTERS]!r}, which is not one of {', '.join(SAVED_MODULES)}")
     return names
+
+
+MODULE_NAMES = {"lora_target_modules": _modules, "modules_to_save": _saved}
 
 
 def _quote(text: str) -> str:

@@ -19,41 +19,43 @@ from memcore.architecture import ModelArchitecture
 from memcore.catalog import Device
 from memcore.estimate import MemoryBreakdown, estimate
 from memcore.links import CUSTOM, METHODS, UPLOAD
-from memcore.scenario import FIELDS, LARGEST, SAVED_MODULES, Scenario, choices, explanations
+from memcore.scenario import FIELDS, SAVED_MODULES, Scenario, choices, explanations
 from memcore.summary import by_method
-from memcore.units import format_bytes, format_count, format_tokens, parse_count
+from memcore.units import format_bytes, format_count, parse_count
 
 LENGTHS = (512, 768, *(int(k * 2**n) for n in range(10, 20) for k in (1, 1.5)), 2**20)
 BATCHES = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), 40, 48, 56, 64, 80, 96, 112, 128, 192, 256, 384, 512)
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
-SIZES = {
-    "sequence_length": ("Sequence length (tokens)", LENGTHS, format_tokens),
-    "micro_batch_size": ("Micro batch (sequences per GPU)", BATCHES, str),
-    "lora_rank": ("LoRA rank", RANKS, str),
-    "gradient_accumulation_steps": ("Gradient accumulation steps", COUNTS, str),
-    "data_parallel_size": ("GPUs, each with its own micro batch", COUNTS, str),
-    "tensor_parallel_size": ("GPUs that divide each layer (tensor parallel)", COUNTS, str),
-    "pipeline_parallel_size": ("Pipeline stages", COUNTS, str),
-    "context_parallel_size": ("GPUs that divide each sequence (context parallel)", COUNTS, str),
-    "gpus_per_node": ("GPUs per node", COUNTS, str),
-}
-"""Sliders with stops, by field: label, stops, and how a stop is written. A link may bring a stop of its own."""
+DEGREES = tuple(2**n for n in range(11))
+STOPS = {"sequence_length": LENGTHS, "micro_batch_size": BATCHES, "lora_rank": RANKS, "gradient_accumulation_steps": COUNTS, "data_parallel_size": COUNTS}
+"""Sliders with stops, by field; whole numbers that are not here have DEGREES. A link may bring a stop of its own."""
 
 LABELS = {
+    "sequence_length": "Sequence length (tokens)",
+    "micro_batch_size": "Micro batch (sequences per GPU)",
     "precision": "Precision recipe",
-    "optimizer": "Optimizer",
-    "adapter_precision": "Adapter precision",
+    "autocast": "Autocast to 16 bits",
+    "lora_rank": "LoRA rank",
+    "lora_dropout": "LoRA dropout",
+    "lora_target_modules": "Target modules (none chosen: all linear)",
+    "modules_to_save": "Trained in full beside the adapters",
     "attention": "Attention kernel",
-    "loss": "Loss",
-    "kernels": "Kernels",
     "prepare_kbit": "k-bit preparation",
-    "software": "Software",
-    "sharding": "Sharding over GPUs",
-    "offload": "Offload to host memory",
-    "pipeline_schedule": "Pipeline schedule",
+    "data_parallel_size": "GPUs, each with its own micro batch",
+    "sharding": "Sharding over those GPUs",
+    "gpus_per_node": "GPUs per machine",
 }
-SWITCHES = {"autocast": "Autocast to 16 bits", "sequence_parallel": "Divide tokens between products too", "activation_offload": "Offload layer inputs to host memory"}
+"""Names of controls that their field does not give."""
+
+ADVANCED = {
+    "": ("optimizer", "precision", "autocast", "gradient_accumulation_steps"),
+    "Adapters (LoRA and QLoRA)": ("lora_rank", "lora_dropout", "lora_target_modules", "modules_to_save", "adapter_precision", "prepare_kbit"),
+    "Software": ("software", "attention", "loss", "kernels"),
+    "Several GPUs, and host memory": ("data_parallel_size", "sharding"),
+}
+"""The rarer controls by heading; fields that are named nowhere come last."""
+FIRST = ("model", "method", "quantization", "sequence_length", "micro_batch_size", "gradient_checkpointing")
 CATALOGS = {"precision": catalog.precisions, "optimizer": catalog.optimizers, "quantization": catalog.quantizations, "software": catalog.software}
 LONGEST_CONFIG = 2**20
 LOG = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ def sidebar() -> Request:
         values["method"] = st.segmented_control(
             "Method", list(METHODS), default=_default("method"), format_func=METHODS.get, key="method", required=True, bind="query-params", help=_help("method"), width="stretch"
         )
-        _choice(values, "quantization", "Quantization of QLoRA", [name for name in choices("quantization") if name != "none"])
+        _choice(values, "quantization", tuple(name for name in choices("quantization") if name != "none"), "Quantization of QLoRA")
         _size(values, "sequence_length")
         _size(values, "micro_batch_size")
         values["gradient_checkpointing"] = st.segmented_control(
@@ -116,64 +118,63 @@ def sidebar() -> Request:
 
 
 def _advanced(values: dict[str, Any], model: ModelArchitecture) -> None:
-    _choice(values, "optimizer")
-    _choice(values, "precision")
-    _switch(values, "autocast")
-    _size(values, "gradient_accumulation_steps")
-    st.markdown("**Adapters** (LoRA and QLoRA)")
-    _size(values, "lora_rank")
-    values["lora_dropout"] = st.number_input("LoRA dropout", 0.0, 0.99, _default("lora_dropout"), 0.05, key="lora_dropout", bind="query-params", help=_help("lora_dropout"))
-    _several(values, "lora_target_modules", "Target modules (none chosen: all linear)", model.lora_targets)
-    _several(values, "modules_to_save", "Trained in full beside the adapters", SAVED_MODULES)
-    _choice(values, "adapter_precision")
-    _choice(values, "prepare_kbit")
-    st.markdown("**Software**")
-    for field in ("software", "attention", "loss", "kernels"):
-        _choice(values, field)
-    st.markdown("**Several GPUs**")
-    _size(values, "data_parallel_size")
-    for field in ("sharding", "offload"):
-        _choice(values, field)
-    _switch(values, "activation_offload")
-    _size(values, "tensor_parallel_size")
-    _switch(values, "sequence_parallel")
-    _size(values, "pipeline_parallel_size")
-    _choice(values, "pipeline_schedule")
-    _size(values, "context_parallel_size")
-    _size(values, "gpus_per_node")
+    named = {*FIRST, *(field for fields in ADVANCED.values() for field in fields)}
+    *_, last = ADVANCED
+    for heading, fields in ADVANCED.items():
+        if heading:
+            st.markdown(f"**{heading}**")
+        for field in (*fields, *(f for f in FIELDS if f not in named and heading == last)):
+            _field(values, field, model)
 
 
-def _switch(values: dict[str, Any], field: str) -> None:
-    values[field] = st.toggle(SWITCHES[field], value=_default(field), key=field, bind="query-params", help=_help(field))
+def _field(values: dict[str, Any], field: str, model: ModelArchitecture) -> None:
+    """The widget of a field, by the kind of its default."""
+    default = _default(field)
+    if field in MODULES:
+        _several(values, field, MODULES[field](model))
+    elif isinstance(default, bool):
+        values[field] = st.toggle(_label(field), value=default, key=field, bind="query-params", help=_help(field))
+    elif isinstance(default, int):
+        _size(values, field)
+    elif isinstance(default, float):
+        values[field] = st.number_input(_label(field), 0.0, 0.99, default, 0.05, key=field, bind="query-params", help=_help(field))
+    else:
+        _choice(values, field, choices(field))
+
+
+MODULES = {"lora_target_modules": lambda model: model.lora_targets, "modules_to_save": lambda model: SAVED_MODULES}
 
 
 def _default(key: str) -> Any:
     return links.controls()[key].default
 
 
+def _label(field: str) -> str:
+    return LABELS.get(field) or field.replace("_", " ").capitalize()
+
+
 def _help(field: str) -> str:
     return explanations()[field]
 
 
-def _choice(values: dict[str, Any], field: str, label: str = "", options: Any = ()) -> None:
-    options = list(options or choices(field))
-    values[field] = st.selectbox(label or LABELS[field], options, index=options.index(_default(field)), key=field, bind="query-params", help=_help(field))
+def _choice(values: dict[str, Any], field: str, options: tuple[str, ...], label: str = "") -> None:
+    values[field] = st.selectbox(label or _label(field), options, index=options.index(_default(field)), key=field, bind="query-params", help=_help(field))
     if field in CATALOGS:
         st.caption(CATALOGS[field]()[values[field]].label)
 
 
 def _size(values: dict[str, Any], field: str) -> None:
-    label, stops, write = SIZES[field]
-    chosen = st.session_state.get(field, _default(field))
-    values[field] = st.select_slider(label, sorted({*stops, chosen, _default(field)}), value=_default(field), format_func=write, key=field, bind="query-params", help=_help(field))
+    chosen, default = st.session_state.get(field), _default(field)
+    stops = sorted({*STOPS.get(field, DEGREES), chosen or default, default})
+    values[field] = st.select_slider(_label(field), stops, value=default, format_func=links.controls()[field].write, key=field, bind="query-params", help=_help(field))
 
 
-def _several(values: dict[str, Any], field: str, label: str, options: tuple[str, ...]) -> None:
+def _several(values: dict[str, Any], field: str, options: tuple[str, ...]) -> None:
     chosen = st.session_state.get(field) or ()
     if unknown := [name for name in chosen if name not in options]:
         st.session_state[field] = [name for name in chosen if name in options]
         notice(f"{field}: this model has no {', '.join(unknown)}; it has {', '.join(options)}")
-    values[field] = tuple(st.multiselect(label, options, key=field, bind="query-params", help=_help(field), placeholder="all linear" if field == "lora_target_modules" else "none"))
+    values[field] = tuple(st.multiselect(_label(field), options, key=field, bind="query-params", help=_help(field), placeholder="all linear" if field == "lora_target_modules" else "none"))
 
 
 def _model(values: dict[str, Any]) -> ModelArchitecture:

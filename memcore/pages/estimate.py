@@ -69,14 +69,15 @@ def what_would_fit(request: Request) -> None:
         for method, run in request.by_method.items():
             with st.container(border=True, height="stretch", width="stretch", gap="xsmall"):
                 found = largest_model(run, request.device.usable_bytes)
-                st.markdown(f"**{METHODS[method]}**: {f'up to **{format_count(found.parameters)}** parameters' if found.parameters else 'no size'}")
+                st.markdown(f"**{METHODS[method]}**: largest known model")
                 if found.model:
                     st.button(
                         f"{escape(summary.short_name(found.model))}, {format_count(found.model.parameters)}", key=f"use_{method}", type="tertiary", icon=":material/arrow_forward:", wrap=True,
-                        help=f"{found.model.name}, the largest known model that fits, with {format_bytes(found.needs, request.unit)}. Click to use it.", on_click=set_controls, kwargs={"model": found.model.name, "method": method},
+                        help=f"{found.model.name} needs {format_bytes(found.needs, request.unit)}. Click to use it.", on_click=set_controls, kwargs={"model": found.model.name, "method": method},
                     )  # fmt: skip
                 else:
-                    st.caption(f"No known model: {escape(found.smallest.name)}, which needs least, needs {format_bytes(found.needs, request.unit)}." if found.smallest else "No known model has these target modules.")
+                    st.markdown(f"None: {escape(found.smallest.name)}, which needs least, needs {format_bytes(found.needs, request.unit)}." if found.smallest else "None has these target modules.")
+                st.caption(f"Any size, shaped like Llama: up to {format_count(found.parameters)}" if found.parameters else "No size, shaped like Llama")
 
 
 @lru_cache(maxsize=2048)
