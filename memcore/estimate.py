@@ -14,7 +14,9 @@ from . import catalog, ledger
 from .catalog import Overhead
 from .layers import FLASH_PACKAGE
 from .ledger import TERM_INDEX
+from .parallel import in_flight
 from .program import Compiled, compile_run
+from .program import stages as candidate_stages
 from .scenario import Numeric, Scenario
 from .tape import BASIS
 
@@ -23,16 +25,20 @@ EMBEDDING_SORT_TOKENS = 3072
 
 
 def basis_of(run: Scenario) -> list[Numeric]:
-    """The sizes of a run, in the order of BASIS."""
-    b, s, r, n = (np.asarray(v, dtype=np.float64) for v in (run.micro_batch_size, run.sequence_length, run.lora_rank, run.data_parallel_size))
+    """The sizes of a run on one GPU, in the order of BASIS."""
+    b, length, r, replicas = (np.asarray(v, dtype=np.float64) for v in (run.micro_batch_size, run.sequence_length, run.lora_rank, run.data_parallel_size))
+    s = np.ceil(length / run.context_parallel_size)
     tokens = b * s
+    n = replicas * run.context_parallel_size
+    if run.sharding == "hsdp":
+        n = np.minimum(n, max(run.gpus_per_node // run.tensor_parallel_size, 1))
     vocabulary, hidden = run.model.vocab_size, run.model.hidden_size
     chunk_rows = np.ceil(tokens / np.ceil(vocabulary / hidden))
     chunk = np.minimum(2.0 ** np.ceil(np.log2(chunk_rows)), tokens)
     sort = np.where(tokens > EMBEDDING_SORT_TOKENS, np.floor(tokens / 10) + np.minimum(tokens, vocabulary), 0.0)
     labels = np.where(b == 1, 8 * s + 8, 8 * tokens)
     values = {
-        "1": 1.0, "tokens": tokens, "tokens*s": tokens * s, "s": s, "s*s": s * s, "rank": r, "rank*tokens": r * tokens,
+        "1": 1.0, "tokens": tokens, "tokens*s": tokens * length, "s": s, "s*s": s * length, "rank": r, "rank*tokens": r * tokens,
         "1/n": 1 / n, "rank/n": r / n,
         "b*ceil128(s)": b * np.ceil(s / 128) * 128, "b*ceil64(s)": b * np.ceil(s / 64) * 64, "sort": sort, "labels": labels, "chunk": chunk,
     }
@@ -151,7 +157,7 @@ class MemoryBreakdown:
 
     @cached_property
     def _several(self) -> Numeric:
-        return (np.asarray(self.run.data_parallel_size) > 1) * 1.0
+        return (np.asarray(self.run.gpus) > 1) * 1.0
 
     @cached_property
     def _logits(self) -> Numeric:
@@ -209,13 +215,41 @@ def estimate(run: Scenario) -> MemoryBreakdown:
 
     Numeric fields of the Scenario may be arrays that broadcast against each other; then every result is an array.
     """
-    masked, accumulates = _masked(run), np.asarray(run.gradient_accumulation_steps) > 1
+    basis = basis_of(run)
     cases = [
-        ((masked == is_masked) & (accumulates == is_accumulating), compile_run(run, is_masked, is_accumulating))
-        for is_masked in _values(masked)
-        for is_accumulating in _values(accumulates)
+        _busiest(run, basis, (masked == is_masked) & (accumulated == count), is_masked, count)
+        for masked, accumulated in [(_masked(run), _accumulated(run))]
+        for is_masked in np.unique(masked).tolist()
+        for count in np.unique(accumulated).tolist()
     ]
-    return MemoryBreakdown(run, basis_of(run), cases)
+    return MemoryBreakdown(run, basis, [case for found in cases for case in found])
+
+
+def stages(run: Scenario) -> list[MemoryBreakdown]:
+    """One GPU of each pipeline stage, first to last; `estimate` is the busiest of them."""
+    basis, count, masked = basis_of(run), _accumulated(run).max().item(), bool(_masked(run).any())
+    return [MemoryBreakdown(run, basis, [(np.asarray(True), _compiled(run, masked, count, i))]) for i in range(run.pipeline_parallel_size)]
+
+
+def _busiest(run: Scenario, basis: list[Numeric], where: np.ndarray, masked: bool, accumulated: int) -> list[tuple[np.ndarray, Compiled]]:
+    """The busiest pipeline stage, wherever on a grid it is which."""
+    found = [_compiled(run, masked, accumulated, i) for i in candidate_stages(run)]
+    if len(found) == 1:
+        return [(where, found[0])]
+    peaks = np.array(np.broadcast_arrays(*(evaluate(c.totals, basis).max(axis=0) for c in found)))
+    busiest = peaks.argmax(axis=0)
+    return [(where & (busiest == i), found[i]) for i in np.unique(busiest)]
+
+
+def _compiled(run: Scenario, masked: bool, accumulated: int, stage: int) -> Compiled:
+    of = run.pipeline_parallel_size
+    held = in_flight(stage, of, accumulated) if run.pipeline_schedule == "1f1b" else 1
+    return compile_run(run, masked, accumulated > 1, stage, held)
+
+
+def _accumulated(run: Scenario) -> np.ndarray:
+    """Micro batches of a step, as far as they decide which tensors there are."""
+    return np.minimum(np.asarray(run.gradient_accumulation_steps, dtype=int), max(run.pipeline_parallel_size, 2))
 
 
 def _masked(run: Scenario) -> np.ndarray:
@@ -224,7 +258,3 @@ def _masked(run: Scenario) -> np.ndarray:
         return np.asarray(False)
     windows = [b.attention.sliding_window for b in run.model.distinct_layers if b.attention is not None and b.attention.sliding_window]
     return np.asarray(run.sequence_length) >= min(windows) if windows else np.asarray(False)
-
-
-def _values(flags: np.ndarray) -> list[bool]:
-    return [value for value in (False, True) if (flags == value).any()]

@@ -23,7 +23,7 @@ class ParallelError(ValueError):
 
 
 def check_tensor_parallel(model: ModelArchitecture, size: int) -> None:
-    """Whether every head and every MLP can be divided among `size` GPUs."""
+    """Whether the heads can be divided among `size` GPUs; widths that do not divide are divided unevenly."""
     for block in model.distinct_layers:
         heads = block.attention.num_attention_heads if block.attention else size
         if heads % size:
@@ -31,18 +31,6 @@ def check_tensor_parallel(model: ModelArchitecture, size: int) -> None:
         kv = block.attention.num_key_value_heads if block.attention else size
         if kv % size and size % kv:
             raise ParallelError(f"tensor_parallel_size ({size}) and the {kv} key-value heads of {model.name} do not divide each other")
-        for module in block.modules:
-            width = _divided_width(module)
-            if width and width % size and module.role not in ("k", "v", "qkv"):
-                raise ParallelError(f"tensor_parallel_size ({size}) does not divide the width {width} of {module.name} in {model.name}")
-            if isinstance(module, Experts) and module.intermediate_size % size:
-                raise ParallelError(f"tensor_parallel_size ({size}) does not divide the width {module.intermediate_size} of {module.name} in {model.name}")
-
-
-def _divided_width(module: Module) -> int:
-    if not isinstance(module, Linear):
-        return 0
-    return module.out_features if module.role in COLUMN_ROLES else module.in_features if module.role in ROW_ROLES else 0
 
 
 @lru_cache(maxsize=256)
@@ -76,20 +64,20 @@ def _shard(block: Block, size: int) -> Block:
 
 def _shard_module(module: Module, attention: Attention | None, size: int) -> Module:
     if isinstance(module, Experts):
-        return replace(module, intermediate_size=module.intermediate_size // size)
+        return replace(module, intermediate_size=-(-module.intermediate_size // size))
     if isinstance(module, Weight) and module.name == "sinks":
         return replace(module, parameters=module.parameters // size)
     if not isinstance(module, Linear):
         return module
     if module.role in ROW_ROLES:
-        return replace(module, in_features=module.in_features // size)
+        return replace(module, in_features=-(-module.in_features // size))
     if module.role not in COLUMN_ROLES:
         return module
     if attention is not None:
         whole = {"k": attention.key_size, "v": attention.value_size, "qkv": attention.query_size + attention.key_size + attention.value_size}
         if module.role in whole:
             return replace(module, out_features=whole[module.role])
-    return replace(module, out_features=module.out_features // size)
+    return replace(module, out_features=-(-module.out_features // size))
 
 
 @lru_cache(maxsize=1024)

@@ -11,13 +11,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from . import catalog, ledger
+from . import catalog, ledger, parallel
 from .architecture import ModelArchitecture
 from .catalog import Sharding
 from .layers import Flow
 from .ledger import TERM_INDEX, ParameterTensor, Storing
 from .scenario import FIELDS, NUMERIC, Scenario
-from .step import PHASES, compile_step, pareto
+from .step import PHASES, WHOLE, Part, compile_step, pareto
 from .tape import BASIS, ONE
 from .tape import TERMS as STEP_TERMS
 
@@ -46,20 +46,48 @@ class Compiled:
     """BASIS: what lives in the host's memory for this GPU. [bytes]"""
 
 
-def compile_run(run: Scenario, masked: bool, accumulates: bool) -> Compiled:
-    """The compiled form of a run's choices; kept, since sliders and solvers change sizes far more often."""
-    return _compile(masked, accumulates, bool(np.any(run.lora_dropout)), *(getattr(run, name) for name in CHOICES))
+def compile_run(run: Scenario, masked: bool, accumulates: bool, stage: int = 0, in_flight: int = 1) -> Compiled:
+    """The compiled form of a run's choices, for one GPU of a pipeline stage; kept, since sliders and solvers change sizes far more often."""
+    return _compile(masked, accumulates, bool(np.any(run.lora_dropout)), stage, in_flight, *(getattr(run, name) for name in CHOICES))
+
+
+def stored(run: Scenario) -> np.ndarray:
+    """BASIS: bytes a GPU holds in every phase, averaged over the pipeline; found without running any operation."""
+    return _stored(*(getattr(run, name) for name in CHOICES))
 
 
 @lru_cache(maxsize=4096)
-def _compile(masked: bool, accumulates: bool, dropout: bool, *choices: object) -> Compiled:
+def _stored(*choices: object) -> np.ndarray:
     run = dict(zip(CHOICES, choices, strict=True))
-    model: ModelArchitecture = run["model"]
     sharding = catalog.shardings()[run["sharding"]]
-    storing, flow = _storing(run), _flow(run, masked, dropout, sharding)
-    program = compile_step(model, flow, accumulates)
+    storing = _storing(run)
+    parts = ledger.tensors(parallel.tensor_parallel(run["model"], run["tensor_parallel_size"]), storing)
+    static, _ = _static(parts, storing, sharding, "weights" if sharding.offloads else run["offload"])
+    return static.sum(axis=0) / run["pipeline_parallel_size"]
+
+
+def stages(run: Scenario) -> list[int]:
+    """The pipeline stages that can be the busiest: the first, the last, and the first of each depth between them."""
+    of, layers = run.pipeline_parallel_size, len(run.model.layers)
+    depths = {}
+    for i in range(1, of - 1):
+        start, stop = parallel.stage_span(layers, i, of)
+        depths.setdefault(run.model.layers[start:stop], i)
+    return sorted({0, of - 1, *depths.values()})
+
+
+@lru_cache(maxsize=4096)
+def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flight: int, *choices: object) -> Compiled:
+    run = dict(zip(CHOICES, choices, strict=True))
+    of = run["pipeline_parallel_size"]
+    part = Part(first=stage == 0, last=stage == of - 1, in_flight=in_flight)
+    model = parallel.stage(parallel.tensor_parallel(run["model"], run["tensor_parallel_size"]), stage, of)
+    sharding = catalog.shardings()[run["sharding"]]
+    offloads = "weights" if sharding.offloads else run["offload"]
+    storing, flow = _storing(run, part), _flow(run, masked, dropout, sharding)
+    program = compile_step(model, flow, accumulates, part)
     parts = ledger.tensors(model, storing)
-    static, host = _static(parts, storing, sharding)
+    static, host = _static(parts, storing, sharding, offloads)
     gradients = ledger.gradient_bytes(parts, storing)
     widening = storing.precision.gradient_bytes / flow.weight_width if flow.trains_base else 1.0
     gathered = _Gathered(parts, flow, sharding)
@@ -70,15 +98,21 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, *choices: object) -
         full[:, TERM_INDEX["gradients"]] *= widening
         if sharding.shards_gradients:
             _share(full[:, TERM_INDEX["gradients"]])
+        if offloads != "none":
+            full[:, TERM_INDEX["gradients"]] = 0
+        if run["activation_offload"]:
+            _keep_two_inputs(full[:, TERM_INDEX["checkpoints"]], model)
         full += static
         full[:, TERM_INDEX["gathered"]] += gathered.during(name)
-        if accumulates:
+        if accumulates and offloads == "none":
             full[:, TERM_INDEX["gradients"]] += _shared(gradients, sharding.shards_gradients)
         phases[name] = full
     step = static.copy()
     step[TERM_INDEX["gradients"]] = _shared(gradients, sharding.shards_gradients)
     step[TERM_INDEX["optimizer_temporaries"]] = _shared(ledger.optimizer_temporary_bytes(parts, storing), sharding.shards_optimizer)
-    if sharding.offloads:
+    if run["activation_offload"]:
+        host = host + program.phases["backward_last_layer"][:, STEP_TERMS.index("checkpoints")].max(axis=0)
+    if offloads != "none":  # the host's optimizer steps on the host's gradients
         host = host + step[TERM_INDEX["gradients"]]
         step[TERM_INDEX["gradients"]] = step[TERM_INDEX["optimizer_temporaries"]] = 0
     phases["optimizer_step"] = step[None]
@@ -105,20 +139,25 @@ def _share(vectors: np.ndarray) -> None:
     vectors[..., _ONE] = vectors[..., _RANK] = 0
 
 
-def _static(parts: tuple[ParameterTensor, ...], storing: Storing, sharding: Sharding) -> tuple[np.ndarray, np.ndarray]:
+def _keep_two_inputs(checkpoints: np.ndarray, model: ModelArchitecture) -> None:
+    """With layer inputs in host memory a GPU holds the one at work and the one being fetched; in place."""
+    checkpoints *= min(2 / len(model.layers), 1.0)
+
+
+def _static(parts: tuple[ParameterTensor, ...], storing: Storing, sharding: Sharding, offloads: str) -> tuple[np.ndarray, np.ndarray]:
     """What is there in every phase, on this GPU and on its host."""
     static = np.zeros((N_TERMS, len(BASIS)))
     host = ONE * 0.0
     whole = ledger.unsharded_bytes(parts) if sharding.shards_weights else ONE * 0.0
     terms = {
-        "weights": (ledger.weight_bytes(parts, "weights") - whole, sharding.shards_weights),
-        "adapters": (ledger.weight_bytes(parts, "adapters"), sharding.shards_weights),
-        "master_weights": (ledger.master_bytes(parts, storing), sharding.shards_optimizer),
-        "optimizer_states": (ledger.optimizer_bytes(parts, storing), sharding.shards_optimizer),
+        "weights": (ledger.weight_bytes(parts, "weights") - whole, sharding.shards_weights, offloads == "weights"),
+        "adapters": (ledger.weight_bytes(parts, "adapters"), sharding.shards_weights, offloads == "weights"),
+        "master_weights": (ledger.master_bytes(parts, storing), sharding.shards_optimizer, offloads != "none"),
+        "optimizer_states": (ledger.optimizer_bytes(parts, storing), sharding.shards_optimizer, offloads != "none"),
     }
-    for key, (size, shards) in terms.items():
+    for key, (size, shards, leaves) in terms.items():
         size = _shared(size, shards)
-        if sharding.offloads:
+        if leaves:
             host = host + size
         else:
             static[TERM_INDEX[key]] = size
@@ -179,7 +218,7 @@ def _flow(run: dict, masked: bool, dropout: bool, sharding: Sharding) -> Flow:
         repeats_kv=run["model"].model_type in software.repeats_kv_families,
         casts_quantized_input=software.library == "transformers" and software.released < "2025-01",
         holds_outputs=software.holds_outputs,
-        sequence_parallel=1,
+        sequence_parallel=run["tensor_parallel_size"] if run["sequence_parallel"] else 1,
         sharded_gradients=sharding.shards_gradients,
         sharded_weights=sharding.shards_weights,
         upcasts_logits=software.upcasts_logits,
@@ -190,7 +229,7 @@ def _flow(run: dict, masked: bool, dropout: bool, sharding: Sharding) -> Flow:
     )
 
 
-def _storing(run: dict) -> Storing:
+def _storing(run: dict, part: Part = WHOLE) -> Storing:
     software, quantization = catalog.software()[run["software"]], catalog.quantizations()[run["quantization"]]
     return Storing(
         method=run["method"],
@@ -202,4 +241,6 @@ def _storing(run: dict) -> Storing:
         saved=run["modules_to_save"] if run["method"] != "full" else (),
         prepare_kbit=run["prepare_kbit"],
         quantizes_head=software.quantizes_head or quantization.quantizes_head,
+        holds_embedding=part.first,
+        holds_head=part.last,
     )

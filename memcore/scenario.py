@@ -26,7 +26,9 @@ CHOICES = {
     "loss": ("full-logits", "triton", "fused-linear", "chunked"),
     "kernels": ("torch", "fused"),
     "prepare_kbit": ("none", "norms-fp32", "all-fp32"),
-    "sharding": ("none", "zero1", "zero2", "fsdp", "fsdp-offload"),
+    "sharding": ("none", "zero1", "zero2", "fsdp", "hsdp", "fsdp-offload"),
+    "offload": ("none", "optimizer", "weights"),
+    "pipeline_schedule": ("1f1b", "one-by-one"),
 }
 CATALOG_CHOICES = {"quantization": "quantizations", "precision": "precisions", "optimizer": "optimizers", "software": "software"}
 """Fields whose values are the rows of a catalog table, by the catalog function that reads it."""
@@ -39,6 +41,10 @@ LARGEST = {
     "data_parallel_size": 2**20,
 }
 """Sizes: whole numbers from 1 to far beyond any run, so that a slip of the finger is told from a plan."""
+
+DEGREES = {"tensor_parallel_size": 2**10, "pipeline_parallel_size": 2**10, "context_parallel_size": 2**16, "gpus_per_node": 2**10}
+"""How a model or its sequence is divided among GPUs: single whole numbers, since each changes which tensors there are."""
+SWITCHES = ("autocast", "sequence_parallel", "activation_offload")
 
 SAVED_MODULES = ("embed_tokens", "lm_head")
 QLORA_QUANTIZATION = "nf4-double-quant"
@@ -98,7 +104,23 @@ class Scenario:
     data_parallel_size: Numeric = 1
     """GPUs that each work on their own micro batch."""
     sharding: str = "none"
-    """What those GPUs divide among them: nothing, optimizer states, also gradients, or also weights ("fsdp" is ZeRO-3)."""
+    """What those GPUs divide among them: nothing, optimizer states, also gradients, or also weights ("fsdp" is ZeRO-3; "hsdp" within a node)."""
+    offload: str = "none"
+    """What of the shards lives in host memory: optimizer states with their gradients, or the weights too."""
+    activation_offload: bool = False
+    """Whether the layer inputs kept under gradient checkpointing are moved to host memory until they are needed."""
+    tensor_parallel_size: int = 1
+    """GPUs that divide every layer: heads, MLP widths and vocabulary."""
+    sequence_parallel: bool = False
+    """Whether those GPUs also divide the tokens between the products of a layer."""
+    pipeline_parallel_size: int = 1
+    """GPUs that hold consecutive layers; the first has the embedding, the last the head."""
+    pipeline_schedule: str = "1f1b"
+    """"1f1b" keeps as many micro batches in flight as stages follow, "one-by-one" (device_map="auto") a single one."""
+    context_parallel_size: int = 1
+    """GPUs that divide each sequence's tokens."""
+    gpus_per_node: int = 8
+    """GPUs of one machine: what hybrid sharding divides among, and how many share a host's memory."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -112,9 +134,15 @@ class Scenario:
             put(self, "quantization", QLORA_QUANTIZATION if self.method == "qlora" else "none")
         for name in CHOICES | CATALOG_CHOICES:
             _check_choice(name, getattr(self, name))
-        if not isinstance(self.autocast, (bool, np.bool_)):
-            raise ScenarioError(f"autocast ({_show(self.autocast)}) must be True or False")
-        put(self, "autocast", bool(self.autocast))
+        for name in SWITCHES:
+            value = getattr(self, name)
+            if not isinstance(value, (bool, np.bool_)):
+                raise ScenarioError(f"{name} ({_show(value)}) must be True or False")
+            put(self, name, bool(value))
+        for name, largest in DEGREES.items():
+            value = getattr(self, name)
+            if not (type(value) is int and 0 < value <= largest):
+                raise ScenarioError(f"{name} ({_show(value)}) must be one whole number from 1 to {largest}")
         for name, largest in LARGEST.items():
             value = getattr(self, name)
             if not (type(value) is int and 0 < value <= largest):
@@ -126,6 +154,7 @@ class Scenario:
         self._check_broadcast()
         self._check_method()
         self._check_modules()
+        self._check_parallel()
 
     def _check_broadcast(self) -> None:
         shapes = {name: value.shape for name in NUMERIC if isinstance(value := getattr(self, name), np.ndarray)}
@@ -157,6 +186,25 @@ class Scenario:
             put(self, "modules_to_save", _names("modules_to_save", saved, "a tuple of module names"))
             _check_known("modules_to_save", self.modules_to_save, SAVED_MODULES, self.model)
 
+    def _check_parallel(self) -> None:
+        if self.tensor_parallel_size > 1:
+            from .parallel import ParallelError, check_tensor_parallel
+
+            try:
+                check_tensor_parallel(self.model, self.tensor_parallel_size)
+            except ParallelError as error:
+                raise ScenarioError(f"{error}; choose another tensor_parallel_size") from None
+        if self.pipeline_parallel_size > len(self.model.layers):
+            raise ScenarioError(f"pipeline_parallel_size ({self.pipeline_parallel_size}) exceeds the {len(self.model.layers)} layers of {self.model.name}")
+        if self.sequence_parallel and self.tensor_parallel_size == 1:
+            raise ScenarioError("sequence_parallel (True) divides tokens among the GPUs of tensor_parallel_size (1); choose a larger tensor_parallel_size, or False")
+        if self.offload != "none" and self.sharding == "none":
+            raise ScenarioError(f"offload ({self.offload!r}) is for sharded runs; choose sharding 'zero2' or 'fsdp' (also on one GPU), or offload 'none'")
+        if self.offload == "weights" and not self.sharding.startswith(("fsdp", "hsdp")):
+            raise ScenarioError(f"offload ('weights') needs weights that are sharded; choose sharding 'fsdp', or offload 'optimizer' with {self.sharding!r}")
+        if self.activation_offload and self.gradient_checkpointing == "none":
+            raise ScenarioError("activation_offload (True) moves the inputs of checkpointed layers; choose gradient_checkpointing 'full', or False")
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Scenario):
             return NotImplemented
@@ -166,6 +214,16 @@ class Scenario:
     def tokens(self) -> Numeric:
         """Tokens in one forward pass on one GPU."""
         return self.micro_batch_size * self.sequence_length
+
+    @property
+    def gpus(self) -> Numeric:
+        """All GPUs of the run."""
+        return self.data_parallel_size * self.gpus_of_a_replica
+
+    @property
+    def gpus_of_a_replica(self) -> int:
+        """GPUs that work on one micro batch together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
 
     @property
     def global_batch_size(self) -> Numeric:

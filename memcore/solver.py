@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from . import catalog, configs, ledger, program
+from . import catalog, configs, program
 from .architecture import ModelArchitecture
 from .catalog import Device
 from .estimate import basis_of, estimate, evaluate
@@ -173,18 +173,12 @@ def at_least(run: Scenario) -> float:
 
     What is stored, and as the backward pass begins the 16-bit inputs of all layers but the first, and the logits.
     """
+    stored = evaluate(program.stored(run), basis_of(run))
+    if run.gpus_of_a_replica > 1 or run.activation_offload:
+        return float(np.min(stored))
     width = LOGIT_BYTES * run.model.vocab_size if run.loss == "full-logits" else 0
     width += 2 * run.model.hidden_size * (len(run.model.layers) - 1)
-    return float(np.min(evaluate(_stored(*(getattr(run, name) for name in program.CHOICES)), basis_of(run)) + run.tokens * width))
-
-
-@lru_cache(maxsize=4096)
-def _stored(*choices: object) -> np.ndarray:
-    """What is on the device in every phase: bytes over BASIS."""
-    run = dict(zip(program.CHOICES, choices, strict=True))
-    storing = program._storing(run)
-    static, _ = program._static(ledger.tensors(run["model"], storing), storing, catalog.shardings()[run["sharding"]])
-    return static.sum(axis=0)
+    return float(np.min(stored + run.tokens * width))
 
 
 @lru_cache(maxsize=1)

@@ -34,5 +34,14 @@ def random_run(rng: random.Random, models=None, **fixed) -> memcore.Scenario:
         "sequence_length": int(2 ** rng.uniform(4, 14)),
         "gradient_accumulation_steps": rng.choice([1, 1, 4, 16]),
         "data_parallel_size": rng.choice([1, 1, 2, 8]),
+        "tensor_parallel_size": rng.choice([1, 1, 1, 2, 4]),
+        "sequence_parallel": rng.random() < 0.5,
+        "pipeline_parallel_size": rng.choice([1, 1, 1, 2, 3, 8]),
+        "context_parallel_size": rng.choice([1, 1, 1, 2]),
+        "activation_offload": rng.random() < 0.2,
     }
-    return memcore.Scenario(model=model, **drawn | fixed)
+    try:
+        return memcore.Scenario(model=model, **drawn | fixed)
+    except memcore.ScenarioError:  # ways of dividing that do not go together, or with this model: as simple as can be
+        simple = ("offload", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "activation_offload")
+        return memcore.Scenario(model=model, **{k: v for k, v in drawn.items() if k not in simple} | fixed)

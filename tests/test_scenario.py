@@ -43,6 +43,14 @@ def test_the_defaults_are_a_stock_qlora_run(run):
         "software": "transformers-5",
         "data_parallel_size": 1,
         "sharding": "none",
+        "offload": "none",
+        "activation_offload": False,
+        "tensor_parallel_size": 1,
+        "sequence_parallel": False,
+        "pipeline_parallel_size": 1,
+        "pipeline_schedule": "1f1b",
+        "context_parallel_size": 1,
+        "gpus_per_node": 8,
     }
 
 
@@ -73,7 +81,8 @@ def test_a_changed_method_brings_its_own_quantization_unless_given(run):
 def test_every_choice_is_accepted_and_any_other_refused(run, field):
     for value in choices(field):
         method = "lora" if (field, value) == ("quantization", "none") else "qlora"
-        assert getattr(run.replace(**{"method": method, field: value}), field) == value
+        sharding = {"sharding": "fsdp"} if field == "offload" else {}
+        assert getattr(run.replace(**{"method": method, field: value} | sharding), field) == value
     for value in ("nonsense", 3, None, [], choices(field)[:1]):
         with pytest.raises(ScenarioError, match=f"^{field} .*{choices(field)[-1]}"):
             run.replace(**{field: value})
@@ -223,3 +232,21 @@ def measured_runs():
 @pytest.mark.parametrize("name", ["quantization", "precision", "optimizer", "software", *CHOICES])
 def test_the_measured_runs_use_only_known_values(name):
     assert {row[name] for row in measured_runs() if row.get(name)} <= set(choices(name))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tensor_parallel_size": 3}, r"tensor_parallel_size \(3\) does not divide the 32 attention heads"),
+        ({"tensor_parallel_size": 0}, r"tensor_parallel_size \(0\) must be one whole number from 1"),
+        ({"tensor_parallel_size": True}, r"tensor_parallel_size \(True\) must be one whole number"),
+        ({"pipeline_parallel_size": 33}, r"pipeline_parallel_size \(33\) exceeds the 32 layers"),
+        ({"sequence_parallel": True}, r"sequence_parallel \(True\) divides tokens among the GPUs of tensor_parallel_size \(1\)"),
+        ({"offload": "optimizer"}, r"offload \('optimizer'\) is for sharded runs"),
+        ({"offload": "weights", "sharding": "zero2"}, r"offload \('weights'\) needs weights that are sharded"),
+        ({"activation_offload": True, "gradient_checkpointing": "none"}, r"activation_offload \(True\) moves the inputs of checkpointed layers"),
+    ],
+)
+def test_ways_of_dividing_that_cannot_be_are_refused_with_the_remedy(run, fields, message):
+    with pytest.raises(ScenarioError, match=message):
+        run.replace(**fields)

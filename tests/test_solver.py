@@ -46,7 +46,8 @@ def test_a_search_through_every_size_finds_the_same(seed):
             if answer < SCANNED:
                 assert answer == max(np.flatnonzero(fits) + 1, default=0), (run.to_dict(), field, budget)
             else:
-                assert fits[-1], (run.to_dict(), field, budget)
+                after = min(answer + 1, LARGEST[field])  # a sliding window's other kernel may need less: not every smaller size must fit
+                assert device(run, **{field: answer}) <= budget < device(run, **{field: after}) or after == answer, (run.to_dict(), field, budget)
 
 
 @pytest.mark.slow
