@@ -28,6 +28,10 @@ _HOME = {
     "largest_model": "solver",
     "sweep": "sweep",
     "advise": "advice",
+    "TrainerFile": "trainers",
+    "TrainerFileError": "trainers",
+    "read_trainer_file": "trainers",
+    "write_trainer_file": "trainers",
 }
 
 __all__ = sorted(_HOME)

@@ -1,0 +1,14 @@
+FORCE_TORCHRUN=1 NPROC_PER_NODE=4 llamafactory-cli train \
+    --model_name_or_path mistralai/Mistral-7B-v0.3 \
+    --stage sft \
+    --do_train \
+    --finetuning_type lora \
+    --lora_target all \
+    --lora_rank 64 \
+    --additional_target embed_tokens,lm_head \
+    --dataset alpaca_en_demo --template mistral \
+    --cutoff_len 8192 \
+    --neat_packing True \
+    --use_unsloth False \
+    --per_device_train_batch_size 1 \
+    --fp16
