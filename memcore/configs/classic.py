@@ -93,6 +93,26 @@ def last_bias(keys: Keys, attention: Attention) -> tuple[Module, ...]:
     return (Weight("dense_bias", keys.size("hidden_size")),) if keys.flag("_last") else ()
 
 
+def modernbert_layers(keys: Keys, family: Family) -> list[Layer]:
+    """Full attention in each third layer; the first layer reads the normalised embedding as it is."""
+    depth, step = keys.layers(), keys.size("global_attn_every_n_layers", otherwise=3)
+    kinds = keys.list("layer_types", length=depth, of=str) or ["sliding_attention" if i % step else "full_attention" for i in range(depth)]
+    return [Layer(kind, "dense", (("_first", True),) if i == 0 else ()) for i, kind in enumerate(kinds)]
+
+
+def modernbert_norms(keys: Keys) -> Mapping[str, str]:
+    return {"pre_mlp": "mlp_norm", **({} if keys.flag("_first") else {"input": "attn_norm"})}
+
+
+def modernbert_outside(keys: Keys) -> tuple[Module, ...]:
+    """A norm after the embedding; a dense layer and a norm before the head."""
+    h, bias = keys.size("hidden_size"), keys.flag("norm_bias")
+    return (
+        Norm("embeddings_norm", "other", h, kind="layer", bias=bias), Linear("dense", "other", h, h, keys.flag("classifier_bias")),
+        Norm("head_norm", "other", h, kind="layer", bias=bias),
+    )
+
+
 def mpt_keys(keys: Keys) -> Mapping[str, object]:
     inner = Keys(keys.nested("attn_config") or {}, "", where="attn_config")
     if not inner.flag("alibi", True):
@@ -223,6 +243,13 @@ CLASSIC: dict[str, Family] = {
     "jais2": Family(
         norm="layer", qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", gated=False, default_activation="relu2",
         sliding=False,
+    ),
+    "modernbert-decoder": Family(
+        names={"o": "Wo", "gate_up": "Wi", "down": "Wo", "final_norm": "final_norm", "head": "decoder"}, norms=modernbert_norms,
+        norm="layer", norm_bias="norm_bias", embed_tokens="tok_embeddings", qkv_bias="attention_bias", o_bias="attention_bias",
+        mlp_bias="mlp_bias", fused_gate_up=True, activation="hidden_activation", default_activation="gelu", head_bias="decoder_bias",
+        layers=modernbert_layers, derive=lambda keys: {"sliding_window": keys.size("local_attention", otherwise=0, minimum=0) // 2},
+        extra=modernbert_outside, embedding_dropout="embedding_dropout",
     ),
     "olmo": Family(norm="layer", norm_weight=False, norm_bias=False, qkv_bias="attention_bias", o_bias="attention_bias", sliding=False),
     "cohere": COHERE,

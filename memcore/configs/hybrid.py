@@ -11,6 +11,7 @@ from .dense import AFTER, BIASES, LLAMA
 from .family import Family, Layer, Mixer, MoE, like
 from .latent import latent_attention
 from .mixers import (
+    bailing_delta_attention,
     beside_attention,
     expanded,
     gated_delta_net,
@@ -92,6 +93,32 @@ def nemotron_layers(keys: Keys, family: Family) -> list[Layer]:
         if not isinstance(kind, str) or kind not in NEMOTRON_KINDS:
             raise ConfigError(f"layer type `{str(kind)[:40]}` is not known to memcore; {REMEDY}")
     return [Layer(*NEMOTRON_KINDS[kind]) for kind in pattern]
+
+
+def zamba_layers(keys: Keys, family: Family) -> list[Layer]:
+    depth, period, offset = keys.layers(), keys.size("attn_layer_period"), keys.size("attn_layer_offset", minimum=0)
+    default = ["mamba", "mamba", "hybrid"] + ["hybrid" if i % period == offset else "mamba" for i in range(max(0, depth - 3))]
+    return [Layer(kind, "none") for kind in keys.list("layer_types", length=depth, of=str) or default[:depth]]
+
+
+ZAMBA_MAMBA = mamba("mamba_d_state", "mamba_d_conv", "mamba_dt_rank", "mamba_expand", "mamba_proj_bias", "mamba_conv_bias")
+
+
+def zamba_hybrid(keys: Keys, family: Family, layer: Layer) -> Mixer:
+    """One transformer block that all hybrid layers share, on twice the width, before the layer's own Mamba."""
+    h, i, prefix = keys.size("hidden_size"), keys.size("intermediate_size"), "shared_transf."
+    wide = keys.size("attention_hidden_size", otherwise=2 * h)
+    head_dim = keys.size("head_dim", otherwise=2 * h // keys.size("num_attention_heads"))
+    shape = attention_shape(keys.over({"head_dim": head_dim}), family, layer)
+    mixer = ZAMBA_MAMBA(keys, family, layer)
+    return Mixer(("attention", *mixer.tags), (
+        Norm(prefix + "input_layernorm", "other", wide),
+        Linear(prefix + "q_proj", "q", wide, shape.query_size), Linear(prefix + "k_proj", "k", wide, shape.key_size),
+        Linear(prefix + "v_proj", "v", wide, shape.value_size), Linear(prefix + "o_proj", "o", shape.query_size, h),
+        Norm(prefix + "pre_ff_layernorm", "pre_mlp", h), Linear(prefix + "gate_proj", "gate", h, i),
+        Linear(prefix + "up_proj", "up", h, i), Linear(prefix + "down_proj", "down", i, h),
+        Linear("linear", "other", h, h), *mixer.modules,
+    ), shape)
 
 
 def zamba2_layers(keys: Keys, family: Family) -> list[Layer]:
@@ -269,6 +296,17 @@ HYBRID: dict[str, Family] = {
             shared_size=shared_as("moe_shared_expert_intermediate_size")),
         mixers={"mamba": mamba2(inner=lambda keys: keys.size("mamba_num_heads") * keys.size("mamba_head_dim"), heads="mamba_num_heads",
             groups="n_groups", state="ssm_state_size", width="conv_kernel", bias="use_bias", conv_bias="use_conv_bias")},
+    ),
+    "zamba": Family(
+        layers=zamba_layers, names=FINAL, mixers={**both_spellings(ZAMBA_MAMBA), "hybrid": zamba_hybrid},
+        keys={"head_dim": "attention_head_dim"}, sliding=False, rotary="", default_activation="gelu", uncertain=UNCERTAIN,
+        shared="shared_transf.",
+    ),
+    "bailing_hybrid": Family(
+        tied=False, attention=latent_attention, qkv_bias="attention_bias", rotary="interleaved", sliding=False, uncertain=UNCERTAIN,
+        layers=planned(every(6, "layer_group_size", others="linear_attention"), dense_first(2)),
+        mixers={"linear_attention": bailing_delta_attention}, attention_extra=output_gate("g_proj", per_head=True),
+        moe=MoE(num_experts="num_local_experts", shared_size=shared_of("n_shared_experts")),
     ),
     "zamba2": Family(
         layers=zamba2_layers, names=FINAL, mixers={**both_spellings(mamba2(**ZAMBA2_MAMBA)), "hybrid": zamba2_hybrid}, sliding=False,

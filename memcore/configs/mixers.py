@@ -160,6 +160,20 @@ def kimi_delta_attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
     ))
 
 
+def bailing_delta_attention(keys: Keys, family: Family, layer: Layer) -> Mixer:
+    """The same with its gates computed in one step (Ling)."""
+    h, heads = keys.size("hidden_size"), keys.size("linear_num_heads", otherwise=keys.size("num_attention_heads"))
+    d = keys.size("linear_head_dim", otherwise=keys.size("head_dim"))
+    width, window = heads * d, keys.size("linear_conv_kernel_dim", otherwise=keys.size("short_conv_kernel_size"))
+    return Mixer(("linear_attention",), (
+        Linear("q_proj", "q", h, width), Linear("k_proj", "k", h, width), Linear("v_proj", "v", h, width),
+        convolution("conv1d", 3 * width, window, False),
+        Linear("f_proj", "other", h, width), Weight("dt_bias", width), Weight("A_log", heads),
+        Linear("b_proj", "other", h, heads), Linear("g_proj", "other", h, width),
+        Norm("o_norm", "other", d), Linear("o_proj", "o", width, h),
+    ))
+
+
 def rwkv(keys: Keys, family: Family, layer: Layer) -> Mixer:
     """Time mixing. [B. Peng et al., "RWKV", 2023, arXiv:2305.13048]"""
     h = keys.size("hidden_size")

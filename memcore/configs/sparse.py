@@ -79,6 +79,12 @@ def mixer_kinds_or_full(keys: Keys, family: Family) -> list[str]:
     return keys.list("layer_types", length=keys.layers(), of=str) or ["full_attention"] * keys.layers()
 
 
+def minimax_m3_layers(keys: Keys, family: Family) -> list[Layer]:
+    wide = {"dense": (("intermediate_size", keys.size("dense_intermediate_size")),)}
+    plan = zip(mixer_kinds_or_full(keys, family), dense_first()(keys, keys.layers()), strict=True)
+    return [Layer(kind, part, wide.get(part, ())) for kind, part in plan]
+
+
 def mimo_layers(keys: Keys, family: Family) -> list[Layer]:
     """Windowed layers have twice the key-value heads, and sinks."""
     depth = keys.layers()
@@ -309,6 +315,10 @@ SPARSE: dict[str, Family] = {
         keys={"head_dim": "kv_channels"}, derive=jetmoe_keys, attention=jetmoe_attention, activation="activation_function",
         sliding=False,
         moe=MoE(**LOCAL, router="layer", router_kind="linear", extra=lambda keys: (Weight("bias", keys.size("hidden_size")),)),
+    ),
+    "minimax_m3_vl_text": Family(
+        qk_norm=True, rotary="cat", fused_gate_up=True, sliding=False, layers=minimax_m3_layers,
+        moe=MoE(**LOCAL, shared_size=shared_as("shared_intermediate_size")),
     ),
     # the language models within multimodal ones
     "qwen3_vl_moe_text": Family(**BIASES, qk_norm=True, moe=MoE(), layers=planned(qwen_windows, qwen_sparse)),
