@@ -11,7 +11,7 @@ from conftest import CHROMIUM_ARGS, ROOT, SETTLE_MS, SETTLED, Server, chromium
 from playwright.sync_api import sync_playwright
 
 PICTURE = ROOT / ".github" / "screenshot.png"
-PICTURE_QUERY = "?device=NVIDIA+H100+80GB+HBM3&micro_batch_size=4"
+PICTURE_QUERY = "?device=NVIDIA+H100+80GB+HBM3"
 
 
 def pictures(folder, query=""):

@@ -207,7 +207,11 @@ class Missing(ValueError):
 
 def _custom_model(values: dict[str, Any]) -> ModelArchitecture:
     text = values["custom_parameters"] = st.text_input("Parameters", _default("custom_parameters"), max_chars=30, key="custom_parameters", bind="query-params", help="Such as 8B, 350M or 8,030,261,248.")
-    return configs.custom_model(parse_count(text))
+    size = parse_count(text)
+    try:
+        return configs.custom_model(size)
+    except ValueError:
+        raise ValueError(f"No model has {text} parameters. Give a size such as 350M, 8B or 70B.") from None
 
 
 def _uploaded_model(values: dict[str, Any]) -> ModelArchitecture:
@@ -247,7 +251,7 @@ def _device(values: dict[str, Any]) -> Device:
 
 
 def _custom_device(values: dict[str, Any]) -> Device:
-    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    left, right = st.columns(2, vertical_alignment="bottom")
     amount = values["custom_memory"] = left.number_input("Memory", value=_default("custom_memory"), step=1.0, format="%g", key="custom_memory", bind="query-params")
     unit = values["custom_memory_unit"] = right.segmented_control("Unit of memory", ["GB", "GiB"], default="GB", key="custom_memory_unit", required=True, label_visibility="collapsed", bind="query-params")
     unified = values["custom_unified"] = st.toggle("Unified memory (shared with the system)", key="custom_unified", bind="query-params", help="A Mac or another machine whose GPU uses the RAM gives a run only part of it.")
@@ -273,7 +277,7 @@ def share(request: Request) -> None:
     with st.popover("Share", icon=":material/link:"):
         query = links.write(request.values)
         st.caption("Opens this page with these settings:")
-        st.code(f"{(st.context.url or '').split('?')[0]}{'?' + query if query else ''}", language=None, wrap_lines=True)
+        st.code(f"{(st.context.url or '').split('?')[0].rstrip('/')}/{'?' + query if query else ''}", language=None, wrap_lines=True)
         if request.uploaded:
             st.warning("The config.json is not in the link: send it along.", icon=":material/link_off:")
 

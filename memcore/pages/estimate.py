@@ -77,7 +77,8 @@ def what_would_fit(request: Request) -> None:
                     )  # fmt: skip
                 else:
                     st.markdown(f"None: {escape(found.smallest.name)}, which needs least, needs {format_bytes(found.needs, request.unit)}." if found.smallest else "None has these target modules.")
-                st.caption(f"Any size, shaped like Llama: up to {format_count(found.parameters)}" if found.parameters else "No size, shaped like Llama")
+                size = f"up to {format_count(found.parameters)}" if found.parameters else "none"
+                st.caption(f"Of any size, shaped like Llama: {size}", help="Between the known models: one shaped like Llama 3 with this many parameters would just fit. Smaller vocabularies fit at larger sizes, larger ones at smaller sizes.")
 
 
 @lru_cache(maxsize=2048)
