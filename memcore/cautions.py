@@ -379,7 +379,7 @@ def gpus_that_do_not_help(case: Case) -> str | None:
 
 @caution("https://www.answer.ai/posts/2024-03-06-fsdp-qlora.html")
 def host_memory(case: Case) -> str | None:
-    host = float(case.now.host) * float(case.run.data_parallel_size)
+    host = float(case.now.host) * float(case.run.gpus)
     if not host:
         return None
     return f"What is offloaded needs {format_bytes(host)} of the host's RAM, for all GPUs together."

@@ -152,6 +152,30 @@ def _checkpointing(run: Scenario) -> Iterator[Changes]:
 
 
 @remedy(
+    "activation_offload",
+    NOTHING,
+    "Layer inputs kept in the PC's memory",
+    _slower("they are moved there and back while the layers work; it takes as much RAM as it saves."),
+    "https://github.com/huggingface/transformers/pull/48444",
+)
+def _activation_offload(run: Scenario) -> Iterator[Changes]:
+    if run.gradient_checkpointing != "none" and not run.activation_offload:
+        yield {"activation_offload": True}
+
+
+@remedy(
+    "optimizer_offload",
+    NOTHING,
+    "Optimizer states in the PC's memory (ZeRO-Offload)",
+    _slower("the CPU makes the optimizer step; it takes as much RAM as it saves."),
+    "https://arxiv.org/abs/2101.06840",
+)
+def _optimizer_offload(run: Scenario) -> Iterator[Changes]:
+    if run.offload == "none" and not catalog.shardings()[run.sharding].offloads:
+        yield {"offload": "optimizer"} | ({"sharding": "zero2"} if run.sharding == "none" else {})
+
+
+@remedy(
     "no_upcasts",
     STORAGE,
     "No float32 upcasts of frozen weights",

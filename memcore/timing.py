@@ -26,7 +26,8 @@ UTILISATION = 0.5
 of the FLOPs. It cancels in a ratio."""
 
 LINK_BYTES_PER_SECOND = 25 * GB
-"""Between GPUs without a faster link, and between a GPU and its host: PCIe 4.0 x16, 32 GB/s in each direction by the standard, less its overhead."""
+"""Between GPUs without a faster link, and between a GPU and its host: PCIe 4.0 x16, by the standard 32 GB/s in each
+direction, less its overhead."""
 
 SCORE_BYTES_MOVED = 20
 """Eager attention's traffic for one score in the forward pass: product written (2), mask added (4), softmax in float32 (6),
@@ -87,35 +88,49 @@ def seconds_per_token(run: Scenario, device: Device | None = None) -> Numeric:
     """Time for one token of training data on all GPUs together. [seconds]
 
     A pass over the weights takes the longer of its FLOPs and of reading them. On top: dequantization, eager attention's
-    scores, gradients added up, the optimizer's reading and writing. Weights and gradients that sharding sends around are
-    hidden behind the arithmetic as far as it lasts.
+    scores, gradients added up, the optimizer's reading and writing, what tensor parallelism sends between the GPUs, and
+    the bubble of a pipeline. What sharding and offload send is hidden behind the arithmetic as far as that lasts.
     """
     flops_per_second, bytes_per_second = _speed(device)
-    tokens = np.asarray(run.tokens, dtype=np.float64)
-    work = _matrices(run.model, _targets(run))
-    stored = _stored(run)
+    sharding = catalog.shardings()[run.sharding]
+    work, stored = _matrices(run.model, _targets(run)), _stored(run)
+    tokens, steps, replicas = (
+        np.asarray(v, dtype=np.float64) for v in (run.tokens, run.gradient_accumulation_steps, run.data_parallel_size)
+    )
     again = run.gradient_checkpointing != "none"
-    passes = 2 + (run.method == "full") + again
-    reading = passes * 2.0 * work.resident / bytes_per_second
-    arithmetic = tokens * flops_per_token(run) / flops_per_second
-    seconds = np.maximum(arithmetic, reading)
+    stages = run.pipeline_parallel_size if run.pipeline_schedule == "1f1b" else 1
+    slices = run.tensor_parallel_size * stages  # of the weights, at work at the same time
+    parts = slices * run.context_parallel_size  # of the arithmetic
+    weights = work.resident / slices
+
+    arithmetic = tokens * flops_per_token(run) / parts / flops_per_second
+    seconds = np.maximum(arithmetic, (2 + (run.method == "full") + again) * 2 * weights / bytes_per_second)
     quantization = catalog.quantizations()[run.quantization]
     if quantization.dequantizes:
-        seconds = seconds + (2 + again) * work.resident * (quantization.bytes_per_weight + 2) / bytes_per_second
+        seconds = seconds + (2 + again) * weights * (quantization.bytes_per_weight + 2) / bytes_per_second
     if run.attention == "eager":
-        seconds = seconds + (3 + again) * SCORE_BYTES_MOVED * run.tokens * work.heads_attending(run.sequence_length) / bytes_per_second
-    steps, gpus = (np.asarray(v, dtype=np.float64) for v in (run.gradient_accumulation_steps, run.data_parallel_size))
-    sharding = catalog.shardings()[run.sharding]
-    share = gpus if sharding.shards_optimizer else 1.0
-    stepping_at = LINK_BYTES_PER_SECOND if sharding.offloads else bytes_per_second
-    seconds = seconds + np.where(steps > 1, 3 * stored.gradients, 0.0) / bytes_per_second
-    seconds = seconds + (2 * stored.updated + stored.gradients) / share / stepping_at / steps
-    others = (gpus - 1) / gpus
-    sent = others * (2 * stored.gradients / steps + (stored.weights * (2 + again) if sharding.shards_weights else 0.0))
-    if sharding.offloads:
-        sent = sent + stored.weights * (2 + again) / gpus
+        scores = run.tokens * work.scores_per_token(run.sequence_length) / parts
+        seconds = seconds + (3 + again) * SCORE_BYTES_MOVED * scores / bytes_per_second
+    seconds = seconds + np.where(steps > 1, 3 * stored.gradients / slices, 0.0) / bytes_per_second
+    layer_input = 2 * tokens * run.model.hidden_size / run.context_parallel_size * len(run.model.layers) / stages
+    if run.tensor_parallel_size > 1:  # an all-reduce after attention and one after the MLP, in every pass
+        share = (run.tensor_parallel_size - 1) / run.tensor_parallel_size
+        seconds = seconds + 2 * (2 + again) * 2 * share * layer_input / LINK_BYTES_PER_SECOND
+    seconds = seconds * (1 + (stages - 1) / steps)
+
+    owners = slices * (replicas if sharding.shards_optimizer else 1.0)
+    on_host = sharding.offloads or run.offload != "none"
+    stepping_at = LINK_BYTES_PER_SECOND if on_host else bytes_per_second
+    seconds = seconds + (2 * stored.updated + stored.gradients) / owners / stepping_at / steps
+
+    others = (replicas - 1) / replicas
+    sent = others * (2 * stored.gradients / steps + (stored.weights * (2 + again) if sharding.shards_weights else 0.0)) / slices
+    if sharding.offloads or run.offload == "weights":
+        sent = sent + stored.weights * (2 + again) / owners
+    if run.activation_offload:
+        sent = sent + 2 * layer_input
     seconds = np.maximum(seconds, sent / LINK_BYTES_PER_SECOND)
-    return (seconds / (tokens * gpus))[()]
+    return (seconds / (tokens * replicas))[()]
 
 
 def time_ratio(run: Scenario, changed: Scenario, device: Device | None = None) -> float:
@@ -151,7 +166,7 @@ def duration(
     if not 0 <= tokens < float("inf"):
         raise ValueError(f"tokens ({tokens!r}) must be a number of at least 0")
     hours = float(tokens * seconds_per_token(run, device) * UTILISATION / utilisation / 3600)
-    gpu_hours = hours * float(run.data_parallel_size)
+    gpu_hours = hours * float(run.gpus)
     return Plan(tokens=tokens, hours=hours, gpu_hours=gpu_hours, cost=gpu_hours * price_per_gpu_hour, utilisation=utilisation)
 
 
@@ -181,7 +196,7 @@ class _Matrices:
     attending: tuple[tuple[int, int, int], ...]
     """Query width, heads and window (0: none) of each layer's attention."""
 
-    def heads_attending(self, sequence_length: Numeric) -> Numeric:
+    def scores_per_token(self, sequence_length: Numeric) -> Numeric:
         """Scores one token has, over all heads and layers."""
         return sum(heads * _seen(sequence_length, window) for _, heads, window in self.attending)
 

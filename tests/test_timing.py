@@ -92,6 +92,30 @@ def test_eager_attention_is_slower():
     assert time_ratio(MISTRAL, MISTRAL.replace(attention="eager")) > 1.2
 
 
+@pytest.mark.parametrize(
+    ("changes", "ratio"),
+    [
+        ({"context_parallel_size": 2}, 0.5),
+        ({"pipeline_parallel_size": 2, "pipeline_schedule": "one-by-one"}, 1.0),  # device_map="auto": one GPU works, one waits
+        # Narayanan et al. 2021, section 2.2: the bubble is (stages - 1) / micro batches of the step
+        ({"pipeline_parallel_size": 2, "gradient_accumulation_steps": 8}, 9 / 16),
+        ({"data_parallel_size": 8, "sharding": "fsdp"}, 1 / 8),
+    ],
+)
+def test_gpus_share_the_work(changes, ratio):
+    assert time_ratio(MISTRAL, MISTRAL.replace(**changes)) == pytest.approx(ratio, rel=0.08)
+
+
+def test_tensor_parallelism_pays_for_what_it_sends():
+    assert 0.5 < time_ratio(MISTRAL, MISTRAL.replace(tensor_parallel_size=2)) < 1
+
+
+def test_the_hosts_optimizer_step_is_slow():
+    run = MISTRAL.replace(sharding="zero2")
+    assert time_ratio(run, run.replace(offload="optimizer")) > 1.2
+    assert time_ratio(MISTRAL, MISTRAL.replace(activation_offload=True)) == pytest.approx(1)  # hidden behind the layers
+
+
 def test_a_device_without_published_speed_is_compared_on_the_reference():
     device = next(d for d in memcore.devices().values() if not d.bf16_dense_tflops)
     assert seconds_per_token(LORA, device) == seconds_per_token(LORA) == seconds_per_token(LORA, memcore.devices()[REFERENCE])
@@ -119,8 +143,8 @@ class TestHoursAndCost:
         assert duration(LORA, 1e6, utilisation=0.25).hours == pytest.approx(2 * duration(LORA, 1e6, utilisation=0.5).hours)
 
     def test_count_every_gpu(self):
-        plan = duration(LORA.replace(data_parallel_size=4), 1e9)
-        assert plan.gpu_hours == 4 * plan.hours
+        plan = duration(LORA.replace(data_parallel_size=4, tensor_parallel_size=2), 1e9)
+        assert plan.gpu_hours == 8 * plan.hours
 
     @pytest.mark.parametrize(
         ("arguments", "name"),
