@@ -150,7 +150,7 @@ PLAIN_OPT = like(
 )
 FALCON = Family(
     keys={"intermediate_size": "ffn_hidden_size"}, derive=falcon_keys, names={**NEOX_NAMES, "final_norm": "ln_f"}, norms=falcon_norms,
-    norm="layer", embed_tokens="word_embeddings", fused_qkv=True, qkv_bias="bias", o_bias="bias", mlp_bias="bias", gated=False,
+    norm="layer", linear_kind="subclass", embed_tokens="word_embeddings", fused_qkv=True, qkv_bias="bias", o_bias="bias", mlp_bias="bias", gated=False,
     parallel="_parallel", activation="activation", default_activation="gelu", hidden_dropout="hidden_dropout", sliding=False,
     measured=True,
 )
