@@ -6,7 +6,7 @@ from memcore.pages import controls, estimate
 
 VIEWS = {"Estimate": estimate.show}
 
-st.set_page_config("memcore: will this fine-tune fit?", layout="wide", initial_sidebar_state=330)
+st.set_page_config("memcore: will this fine-tune fit?", page_icon="🧮", layout="wide", initial_sidebar_state=330)
 controls.open_link()
 bar = controls.top_bar()
 request = controls.sidebar()

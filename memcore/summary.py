@@ -16,7 +16,7 @@ from .estimate import PHASE_LABELS, MemoryBreakdown
 from .ledger import LEDGER
 from .links import METHODS
 from .scenario import QLORA_QUANTIZATION, Scenario
-from .units import GB, GiB, format_bytes, format_count, format_tokens
+from .units import BYTE_UNITS, GB, GiB, format_bytes, format_count, format_tokens
 
 GROUPS = {
     "weights": "Weights",
@@ -69,7 +69,7 @@ def sentence(v: Verdict, run: Scenario, device: Device, unit: str = "GiB") -> st
     sequences = "sequence" if run.micro_batch_size == 1 else "sequences"
     what = f"{METHODS[run.method]} of {short_name(run.model)}, {run.micro_batch_size:,} {sequences} of {format_tokens(run.sequence_length)} tokens"
     name = f"{device.label[:1].lower()}{device.label[1:]} device" if device.kind == "custom" else device.label
-    where = f"each of {run.data_parallel_size:,} {name}" if run.data_parallel_size > 1 else f"{'a' if device.kind == 'custom' else 'the'} {name}"
+    where = f"each of {run.gpus:,} {name}" if run.gpus > 1 else f"{'a' if device.kind == 'custom' else 'the'} {name}"
     needs, has, high = (format_bytes(n, unit) for n in (v.needs, v.has, v.high))
     if v.word == "fits":
         return f"{what}, needs {needs} of the {has} that {where} can give; {format_bytes(v.spare, unit)} to spare."
@@ -83,6 +83,12 @@ def peak_sentence(breakdown: MemoryBreakdown, unit: str = "GiB") -> str:
     sums = group_sums(breakdown, breakdown.peak_phase)
     group = max(sums, key=sums.__getitem__)
     return f"Its peak comes in “{PHASE_LABELS[breakdown.peak_phase]}” and is mostly {GROUPS[group].lower()} ({format_bytes(sums[group], unit)})."
+
+
+def beside_the_card(breakdown: MemoryBreakdown, unit: str = "GiB") -> str:
+    """What else the run needs: memory of the host, for each GPU; empty where it needs none."""
+    host = float(breakdown.host)
+    return f"For each GPU the host's memory holds another {format_bytes(host, unit)}." if host else ""
 
 
 def short_name(model: ModelArchitecture) -> str:
@@ -113,7 +119,7 @@ def group_sums(breakdown: MemoryBreakdown, phase: str) -> dict[str, float]:
     return sums
 
 
-def terms(breakdown: MemoryBreakdown, unit: str = "GiB") -> pd.DataFrame:
+def terms(breakdown: MemoryBreakdown) -> pd.DataFrame:
     """All that a card must provide at the peak, one row per term; the shares are of what the run needs."""
     frame = breakdown.to_frame()
     table = frame[frame["peak"]].drop(columns=["peak"])
@@ -207,12 +213,12 @@ def _times(ratio: float) -> str:
     return f"The estimate is {ratio:.1f} times" if ratio > 1 else f"The estimate is {1 - ratio:.0%} below"
 
 
-def shown_terms(table: pd.DataFrame) -> pd.DataFrame:
+def shown_terms(table: pd.DataFrame, unit: str = "GiB") -> pd.DataFrame:
     """`terms` as the page prints it."""
     return pd.DataFrame(
         {
             "Term": [f"**{label}**  \n{meaning}" for label, meaning in zip(table["label"], table["meaning"], strict=True)],
-            "GiB": table["gib"].map("{:,.3f}".format),
+            unit: (table["bytes"] / BYTE_UNITS[unit]).map("{:,.3f}".format),
             "Share": table["share"].map("{:.1%}".format),
             "Bytes": table["bytes"].map("{:,.0f}".format),
             "Formula": table["formula"],

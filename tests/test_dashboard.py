@@ -171,6 +171,22 @@ def test_the_charts_show_the_numbers_of_the_estimate(app):
     assert needed_by(RUN) in ticks[2] and len(bars) == 6
 
 
+def test_a_run_that_cannot_be_estimated_leaves_the_last_answer(app, monkeypatch):
+    def fail(run):
+        raise ZeroDivisionError("a *bug*")
+
+    monkeypatch.setattr("memcore.pages.controls.estimate", fail)
+    app.select_slider(key="micro_batch_size").set_value(1).run()
+    assert needs(app) == needed_by(RUN) and any("ZeroDivisionError: a \\*bug\\*" in e.value for e in app.error)
+
+
+def test_memory_of_the_host_is_said_where_it_is_needed(open_app):
+    assert "host" not in verdict(open_app())
+    run = RUN.replace(method="full", data_parallel_size=8, sharding="fsdp", offload="optimizer")
+    app = open_app(method="full", data_parallel_size="8", sharding="fsdp", offload="optimizer")
+    assert f"host's memory holds another {format_bytes(memcore.estimate(run).host)}" in verdict(app) and "each of 8 RTX 4090" in verdict(app)
+
+
 class TestLinks:
     @pytest.mark.parametrize(
         ("parameters", "said"),

@@ -45,6 +45,12 @@ LABELS = {
     "data_parallel_size": "GPUs, each with its own micro batch",
     "sharding": "Sharding over those GPUs",
     "gpus_per_node": "GPUs per machine",
+    "offload": "Offload to host memory",
+    "activation_offload": "Offload kept layer inputs",
+    "tensor_parallel_size": "GPUs that divide every layer",
+    "sequence_parallel": "Divide tokens between products",
+    "pipeline_parallel_size": "GPUs that hold consecutive layers",
+    "context_parallel_size": "GPUs that divide every sequence",
 }
 """Names of controls that their field does not give."""
 
@@ -52,9 +58,12 @@ ADVANCED = {
     "": ("optimizer", "precision", "autocast", "gradient_accumulation_steps"),
     "Adapters (LoRA and QLoRA)": ("lora_rank", "lora_dropout", "lora_target_modules", "modules_to_save", "adapter_precision", "prepare_kbit"),
     "Software": ("software", "attention", "loss", "kernels"),
-    "Several GPUs, and host memory": ("data_parallel_size", "sharding"),
-}
-"""The rarer controls by heading; fields that are named nowhere come last."""
+    "Several GPUs, and host memory": (
+        "data_parallel_size", "sharding", "gpus_per_node", "offload", "activation_offload", "tensor_parallel_size", "sequence_parallel",
+        "pipeline_parallel_size", "pipeline_schedule", "context_parallel_size",
+    ),
+}  # fmt: skip
+"""The rarer controls by heading; fields that are named nowhere join the first."""
 FIRST = ("model", "method", "quantization", "sequence_length", "micro_batch_size", "gradient_checkpointing")
 CATALOGS = {"precision": catalog.precisions, "optimizer": catalog.optimizers, "quantization": catalog.quantizations, "software": catalog.software}
 LONGEST_CONFIG = 2**20
@@ -119,11 +128,10 @@ def sidebar() -> Request:
 
 def _advanced(values: dict[str, Any], model: ModelArchitecture) -> None:
     named = {*FIRST, *(field for fields in ADVANCED.values() for field in fields)}
-    *_, last = ADVANCED
     for heading, fields in ADVANCED.items():
         if heading:
             st.markdown(f"**{heading}**")
-        for field in (*fields, *(f for f in FIELDS if f not in named and heading == last)):
+        for field in fields if heading else (*fields, *(f for f in FIELDS if f not in named)):
             _field(values, field, model)
 
 

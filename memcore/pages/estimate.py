@@ -32,7 +32,7 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
 def verdict(request: Request, breakdown: MemoryBreakdown) -> None:
     """One sentence and three numbers."""
     v, unit = summary.verdict(breakdown, request.device), request.unit
-    BOXES[v.word](f"**{v.word.capitalize()}.** {escape(summary.sentence(v, request.run, request.device, unit))} {summary.peak_sentence(breakdown, unit)}", icon=ICONS[v.word])
+    BOXES[v.word](f"**{v.word.capitalize()}.** {escape(summary.sentence(v, request.run, request.device, unit))} {summary.peak_sentence(breakdown, unit)} {summary.beside_the_card(breakdown, unit)}", icon=ICONS[v.word])
     moved = summary.change(v.needs, st.session_state.get("_needs"))
     if moved is not None:
         st.session_state["_moved"] = moved
@@ -104,7 +104,7 @@ def every_number(request: Request, breakdown: MemoryBreakdown) -> None:
             on_click="ignore", key="csv", icon=":material/download:", help="These rows, with the scenario and the device in columns of their own.",
         )  # fmt: skip
     with st.container(key="every_number"):
-        st.table(summary.shown_terms(terms), hide_index=True, border="horizontal", alt="Every term at the peak with its bytes, share, formula and source")
+        st.table(summary.shown_terms(terms, request.unit), hide_index=True, border="horizontal", alt="Every term at the peak with its bytes, share, formula and source")
 
 
 def published(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
