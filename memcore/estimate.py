@@ -26,7 +26,7 @@ EMBEDDING_SORT_TOKENS = 3072
 
 def basis_of(run: Scenario) -> list[Numeric]:
     """The sizes of a run on one GPU, in the order of BASIS."""
-    b, length, r, replicas = (np.asarray(v, dtype=np.float64) for v in (run.micro_batch_size, run.sequence_length, run.lora_rank, run.data_parallel_size))
+    b, length, r, replicas = (np.asarray(v, dtype=np.float64) for v in (run.sequences, run.sequence_length, run.lora_rank, run.data_parallel_size))
     s = np.ceil(length / run.context_parallel_size)
     tokens = b * s
     n = replicas * run.context_parallel_size

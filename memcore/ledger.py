@@ -37,6 +37,7 @@ class Term:
 _AUTOGRAD = "PyTorch autograd: tools/autograd/derivatives.yaml"
 TERMS = (
     Term("weights", "Weights", "weights", "parameters x bytes per weight", "The model itself: 2 bytes per parameter in 16 bits, about 0.52 where NF4 stores a linear layer.", "ZeRO (Rajbhandari et al. 2019), section 3.1; QLoRA (Dettmers et al. 2023), section 3"),
+    Term("reference", "Reference model", "weights", "parameters x bytes per weight", "DPO compares with a frozen copy of the model it started from; with adapters, that is the model without them.", "DPO (Rafailov et al. 2023), section 4"),
     Term("adapters", "Adapters", "weights", "rank x (in + out) per adapted matrix x bytes", "LoRA's two small matrices, float32 in PEFT, and full copies of modules_to_save.", "LoRA (Hu et al. 2021), section 4.1"),
     Term("master_weights", "Float32 master copy", "optimizer", "trained parameters x 4", "Kept by mixed-precision recipes so that small updates are not lost.", "Mixed Precision Training (Micikevicius et al. 2018); ZeRO, section 3.1"),
     Term("gradients", "Gradients", "gradients", "trained parameters x bytes per gradient", "One number for each trained parameter, from its layer's backward pass to the optimizer step.", "ZeRO, section 3.1"),

@@ -6,13 +6,13 @@ rank, GPUs) are put in by `estimate`. Here the terms of the step meet those of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from . import catalog, ledger, parallel
-from .architecture import ModelArchitecture
+from .architecture import Linear, ModelArchitecture
 from .catalog import Sharding
 from .layers import Flow
 from .ledger import TERM_INDEX, ParameterTensor, Storing
@@ -81,13 +81,15 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
     run = dict(zip(CHOICES, choices, strict=True))
     of = run["pipeline_parallel_size"]
     part = Part(first=stage == 0, last=stage == of - 1, in_flight=in_flight)
-    model = parallel.stage(parallel.tensor_parallel(run["model"], run["tensor_parallel_size"]), stage, of)
+    model = _model(run, stage)
     sharding = catalog.shardings()[run["sharding"]]
     offloads = "weights" if sharding.offloads else run["offload"]
     storing, flow = _storing(run, part), _flow(run, masked, dropout, sharding)
     program = compile_step(model, flow, accumulates, part)
     parts = ledger.tensors(model, storing)
     static, host = _static(parts, storing, sharding, offloads)
+    if run["objective"] == "dpo" and run["method"] == "full":
+        static[TERM_INDEX["reference"]] = static[TERM_INDEX["weights"]]
     gradients = ledger.gradient_bytes(parts, storing)
     widening = storing.precision.gradient_bytes / flow.weight_width if flow.trains_base else 1.0
     gathered = _Gathered(parts, flow, sharding)
@@ -122,6 +124,22 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
     starts = np.cumsum([0, *(len(p) for p in parts_of[:-1])])
     logits = pareto(events[:, TERM_INDEX["logits"], None])[:, 0]
     return Compiled(events, events.sum(axis=1), logits, starts, names, ledger.trained_parameters(parts), host)
+
+
+def _model(run: dict, stage: int) -> ModelArchitecture:
+    """The part of the model one GPU holds, with a reward model's head of one output in place of the vocabulary's."""
+    model = run["model"]
+    if run["objective"] == "reward":
+        head = Linear("score", "other", model.hidden_size, 1)
+        model = replace(model, lm_head=head, tie_word_embeddings=False, final_softcap=False)
+    return parallel.stage(parallel.tensor_parallel(model, run["tensor_parallel_size"]), stage, run["pipeline_parallel_size"])
+
+
+def _saved(run: dict) -> tuple[str, ...]:
+    """Modules trained in full beside adapters; a reward model's head always is."""
+    if run["method"] == "full":
+        return ()
+    return tuple(dict.fromkeys((*run["modules_to_save"], "lm_head"))) if run["objective"] == "reward" else run["modules_to_save"]
 
 
 def _shared(vector: np.ndarray, shards: bool) -> np.ndarray:
@@ -200,7 +218,7 @@ def _flow(run: dict, masked: bool, dropout: bool, sharding: Sharding) -> Flow:
         trains_base=method == "full",
         adapters=method != "full",
         targets=None if run["lora_target_modules"] == "all-linear" else run["lora_target_modules"],
-        saved_modules=run["modules_to_save"] if method != "full" else (),
+        saved_modules=_saved(run),
         weight_width=width,
         norm_width=ledger.FLOAT32 if run["prepare_kbit"] != "none" else width,
         outer_width=ledger.FLOAT32 if run["prepare_kbit"] == "all-fp32" else width,
@@ -213,7 +231,7 @@ def _flow(run: dict, masked: bool, dropout: bool, sharding: Sharding) -> Flow:
         checkpointing=run["gradient_checkpointing"],
         attention=run["attention"],
         masked=masked,
-        loss=run["loss"],
+        loss="full-logits" if run["objective"] == "reward" else run["loss"],
         fused_kernels=run["kernels"] == "fused",
         repeats_kv=run["model"].model_type in software.repeats_kv_families,
         casts_quantized_input=software.library == "transformers" and software.released < "2025-01",
@@ -238,7 +256,7 @@ def _storing(run: dict, part: Part = WHOLE) -> Storing:
         optimizer=catalog.optimizers()[run["optimizer"]],
         adapter_width=ledger.FLOAT32 if run["adapter_precision"] == "fp32" else ledger.HALF,
         targets=None if run["lora_target_modules"] == "all-linear" else run["lora_target_modules"],
-        saved=run["modules_to_save"] if run["method"] != "full" else (),
+        saved=_saved(run),
         prepare_kbit=run["prepare_kbit"],
         quantizes_head=software.quantizes_head or quantization.quantizes_head,
         holds_embedding=part.first,

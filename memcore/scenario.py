@@ -29,6 +29,7 @@ CHOICES = {
     "sharding": ("none", "zero1", "zero2", "fsdp", "hsdp", "fsdp-offload"),
     "offload": ("none", "optimizer", "weights"),
     "pipeline_schedule": ("1f1b", "one-by-one"),
+    "objective": ("sft", "dpo", "dpo-precomputed", "reward"),
 }
 CATALOG_CHOICES = {"quantization": "quantizations", "precision": "precisions", "optimizer": "optimizers", "software": "software"}
 """Fields whose values are the rows of a catalog table, by the catalog function that reads it."""
@@ -84,7 +85,7 @@ class Scenario:
     modules_to_save: tuple[str, ...] = ()
     """Modules trained in full beside the adapters: "embed_tokens", "lm_head"."""
     micro_batch_size: Numeric = 4
-    """Sequences per GPU in one forward pass."""
+    """Sequences per GPU in one forward pass; pairs of them where preferences are learned."""
     sequence_length: Numeric = 4096
     """Tokens of each sequence, padding included; the longest one sets the peak."""
     gradient_accumulation_steps: Numeric = 1
@@ -119,6 +120,8 @@ class Scenario:
     """"1f1b" keeps as many micro batches in flight as stages follow, "one-by-one" (device_map="auto") a single one."""
     context_parallel_size: int = 1
     """GPUs that divide each sequence's tokens."""
+    objective: str = "sft"
+    """What is learned: text ("sft"), preferences ("dpo": pairs, and a frozen reference unless its figures are precomputed), or a reward."""
     gpus_per_node: int = 8
     """GPUs of one machine: what hybrid sharding divides among, and how many share a host's memory."""
 
@@ -211,9 +214,14 @@ class Scenario:
         return all(_same(getattr(self, name), getattr(other, name)) for name in FIELDS)
 
     @property
+    def sequences(self) -> Numeric:
+        """Sequences in one forward pass: preference pairs are two."""
+        return self.micro_batch_size * (1 if self.objective == "sft" else 2)
+
+    @property
     def tokens(self) -> Numeric:
         """Tokens in one forward pass on one GPU."""
-        return self.micro_batch_size * self.sequence_length
+        return self.sequences * self.sequence_length
 
     @property
     def gpus(self) -> Numeric:

@@ -50,6 +50,7 @@ def test_the_defaults_are_a_stock_qlora_run(run):
         "pipeline_parallel_size": 1,
         "pipeline_schedule": "1f1b",
         "context_parallel_size": 1,
+        "objective": "sft",
         "gpus_per_node": 8,
     }
 
