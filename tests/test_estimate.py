@@ -9,17 +9,9 @@ import memcore
 from memcore import catalog
 from memcore.validation import band, errors, validate
 
-MISSED = {("falcon-7b", "qlora"): "FalconLinear is a subclass of nn.Linear, which bitsandbytes does not reach: 16 bits"}
-"""Steps that the estimate misses, by model and method, and why."""
-
-
-def missed(step):
-    return MISSED.get((step.row["model"], step.run.method))
-
 
 def steps(only=lambda step: True):
-    marks = {step: pytest.mark.xfail(strict=True, reason=missed(step)) for step in STEPS if missed(step)}
-    return [pytest.param(step, id=str(step), marks=marks.get(step, ())) for step in STEPS if only(step)]
+    return [pytest.param(step, id=str(step)) for step in STEPS if only(step)]
 
 
 def relative(value, measured):
@@ -65,7 +57,7 @@ class TestMeasuredSteps:
         ],
     )
     def test_each_phase_is_what_it_was(self, phase, column, closest, worst, answers):
-        e = errors(relative(answers(s).totals[phase], s[column]) for s in STEPS if not missed(s))
+        e = errors(relative(answers(s).totals[phase], s[column]) for s in STEPS)
         assert e.p90 < closest
         assert e.worst < worst
 

@@ -177,7 +177,7 @@ MEASURED_OTHERWISE = {
     # model: (which of its steps, why)
     "falcon-7b": (
         lambda run: True,
-        "16 bytes; under autocast the float32 copies of frozen norms; bitsandbytes does not reach FalconLinear",
+        "16 bytes; under autocast the float32 copies of frozen norms",
     ),
     "gpt-oss-20b": (lambda run: True, "routing, and a float32 copy of each norm's weight"),
     "olmo-2-7b": (lambda run: True, "a float32 copy of each norm's weight"),
