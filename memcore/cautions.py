@@ -404,6 +404,19 @@ def merging(case: Case) -> str | None:
     return f"Merging the adapters needs the model in 16 bits, {format_bytes(merged)}, which this device does not have: merge on the CPU."
 
 
+# ---- preferences
+
+
+@caution("hiyouga/LlamaFactory/issues/4810")
+def preference_pairs(case: Case) -> str | None:
+    if not case.run.objective.startswith("dpo"):
+        return None
+    reference = case.largest_term("reference")
+    held = f"; with full fine-tuning the reference model is held as well, {format_bytes(reference)}" if reference else ""
+    supervised = format_bytes(case.needs_with(objective="sft"))
+    return f"Each sample is a pair: {float(case.run.tokens):,.0f} tokens in one forward pass{held}. Supervised it would need {supervised}."
+
+
 # ---- models and devices
 
 

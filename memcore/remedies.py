@@ -152,6 +152,18 @@ def _checkpointing(run: Scenario) -> Iterator[Changes]:
 
 
 @remedy(
+    "precomputed_reference",
+    NOTHING,
+    "Reference log-probabilities computed beforehand",
+    "One pass of the untrained model over the data before training starts, and none in it.",
+    "https://huggingface.co/docs/trl/en/dpo_trainer",
+)
+def _precomputed_reference(run: Scenario) -> Iterator[Changes]:
+    if run.objective == "dpo":
+        yield {"objective": "dpo-precomputed"}
+
+
+@remedy(
     "activation_offload",
     NOTHING,
     "Layer inputs kept in the PC's memory",

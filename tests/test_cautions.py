@@ -71,6 +71,7 @@ CASES = {
     ),
     "every_rank_loads": ((LLAMA | {"data_parallel_size": 8}, None), (LLAMA, None)),
     "merging": (({"model": "Qwen/Qwen2.5-32B", "micro_batch_size": 1, "sequence_length": 512}, RTX_4090), (LLAMA, RTX_4090)),
+    "preference_pairs": ((LLAMA | {"method": "full", "objective": "dpo"}, None), (LLAMA | {"objective": "reward"}, None)),
     "images": (({"model": "meta-llama/Llama-3.2-11B-Vision-Instruct"}, None), (LLAMA, None)),
     "no_bf16": ((SMALL, T4), (SMALL | {"precision": "fp16"}, T4)),
     "no_cuda": ((SMALL, MAC), (SMALL | {"quantization": "mlx-4bit"}, MAC)),
