@@ -17,7 +17,12 @@ BYTE_ORDER_MARK = "\ufeff"
 
 def with_scenario(table: pd.DataFrame, run: Scenario, device: Device) -> pd.DataFrame:
     """The table, with the run and its device in columns of their own, equal in every row."""
-    about = {**run.to_dict(), "device": device.name if device.kind != "custom" else device.label, "device_memory_bytes": device.memory_bytes, "device_usable_bytes": device.usable_bytes}
+    about = {
+        **run.to_dict(),
+        "device": device.name if device.kind != "custom" else device.label,
+        "device_memory_bytes": device.memory_bytes,
+        "device_usable_bytes": device.usable_bytes,
+    }
     return table.assign(**{column: _cell(value) for column, value in about.items()})
 
 

@@ -20,7 +20,14 @@ COLORS = {
     "overhead": "#6B6B6B",
 }
 """One colour per group, the same in every figure; told apart with every common colour vision."""
-ON_COLORS = {"weights": "#ffffff", "gradients": "#1b2430", "optimizer": "#ffffff", "activations": "#1b2430", "logits": "#1b2430", "overhead": "#ffffff"}
+ON_COLORS = {
+    "weights": "#ffffff",
+    "gradients": "#1b2430",
+    "optimizer": "#ffffff",
+    "activations": "#1b2430",
+    "logits": "#1b2430",
+    "overhead": "#ffffff",
+}
 
 CAPACITY = "#D55E00"
 INK = "#808495"
@@ -44,16 +51,20 @@ def where_it_goes(stacks: pd.DataFrame, usable: float, chosen: str, unit: str = 
     reach = max(float(ends["high"].max()), usable) / size * 1.04
     names = [METHODS[m] for m in methods]
     data = _stacked(stacks, "method", methods, names, [m == chosen for m in methods], reach, unit)
-    end = ends.loc[chosen]
-    data.append(
-        dict(
-            type="scatter", mode="markers", name="Band", y=[METHODS[chosen]], x=[end["total"] / size], showlegend=False, marker=dict(size=1, color=INK),
-            error_x=dict(type="data", symmetric=False, array=[(end["high"] - end["total"]) / size], arrayminus=[(end["total"] - end["low"]) / size], color=INK, thickness=1.5, width=6),
-            hovertemplate=f"Between {format_bytes(end['low'], unit)} and {format_bytes(end['high'], unit)}<extra></extra>",
-        )
-    )  # fmt: skip
-    labels = [_bold(f"{name}<br>{format_bytes(total, unit)}", m == chosen) for m, name, total in zip(methods, names, ends["total"], strict=True)]
-    return _horizontal(data, names, labels, f"Memory a card must provide ({unit})", reach, usable / size, f"this device: {format_bytes(usable, unit)}", height=230)
+    data.append(_band(METHODS[chosen], *(float(ends.loc[chosen, part]) for part in ("low", "total", "high")), unit))
+    labels = [
+        _bold(f"{name}<br>{format_bytes(total, unit)}", m == chosen) for m, name, total in zip(methods, names, ends["total"], strict=True)
+    ]
+    return _horizontal(
+        data,
+        names,
+        labels,
+        f"Memory a card must provide ({unit})",
+        reach,
+        usable / size,
+        f"this device: {format_bytes(usable, unit)}",
+        height=230,
+    )
 
 
 def over_one_step(phases: pd.DataFrame, room: float, unit: str = "GiB") -> go.Figure:
@@ -66,40 +77,109 @@ def over_one_step(phases: pd.DataFrame, room: float, unit: str = "GiB") -> go.Fi
     reach = max(float(ends["total"].max()), room) / size * 1.04
     names = list(ends["label"])
     data = _stacked(phases, "phase", list(ends["phase"]), names, list(ends["peak"]), reach, unit)
-    labels = [_bold(f"{row.label}<br>{format_bytes(row.total, unit)}{', the peak' if row.peak else ''}", row.peak) for row in ends.itertuples()]
-    return _horizontal(data, names, labels, f"Live tensors ({unit})", reach, room / size, f"room for tensors: {format_bytes(room, unit)}", height=80 + 44 * len(names))
+    labels = [
+        _bold(f"{row.label}<br>{format_bytes(row.total, unit)}{', the peak' if row.peak else ''}", row.peak) for row in ends.itertuples()
+    ]
+    return _horizontal(
+        data,
+        names,
+        labels,
+        f"Live tensors ({unit})",
+        reach,
+        room / size,
+        f"room for tensors: {format_bytes(room, unit)}",
+        height=80 + 44 * len(names),
+    )
 
 
-def _stacked(table: pd.DataFrame, key: str, keys: list[str], names: list[str], strong: list[bool], reach: float, unit: str) -> list[dict[str, Any]]:
+def _stacked(
+    table: pd.DataFrame, key: str, keys: list[str], names: list[str], strong: list[bool], reach: float, unit: str
+) -> list[dict[str, Any]]:
     """One trace per group, one bar per key; the strong ones in full colour, with numbers where there is room."""
     size = BYTE_UNITS[unit]
     wide = table.pivot(index=key, columns="group", values="bytes").loc[keys]
+
+    def number(value: float, group: str, is_strong: bool) -> str:
+        has_room = is_strong and group in LABELLED and value / size > LEAST_LABELLED * reach
+        return format_bytes(value, unit).removesuffix(f" {unit}") if has_room else ""
+
     return [
         dict(
-            type="bar", orientation="h", name=GROUPS[g], meta=g, y=names, x=(wide[g] / size).to_numpy(),
+            type="bar",
+            orientation="h",
+            name=GROUPS[g],
+            meta=g,
+            y=names,
+            x=(wide[g] / size).to_numpy(),
             marker=dict(color=COLORS[g], opacity=[1.0 if s else QUIET for s in strong], line=dict(width=0)),
-            text=[format_bytes(v, unit).removesuffix(f" {unit}") if s and g in LABELLED and v / size > LEAST_LABELLED * reach else "" for v, s in zip(wide[g], strong, strict=True)],
-            textposition="inside", insidetextanchor="middle", textangle=0, constraintext="none", textfont=dict(color=ON_COLORS[g], size=12),
-            customdata=[format_bytes(v, unit) for v in wide[g]], hovertemplate="%{y}<br>" + GROUPS[g] + ": %{customdata}<extra></extra>",
+            text=[number(v, g, s) for v, s in zip(wide[g], strong, strict=True)],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            constraintext="none",
+            textfont=dict(color=ON_COLORS[g], size=12),
+            customdata=[format_bytes(v, unit) for v in wide[g]],
+            hovertemplate="%{y}<br>" + GROUPS[g] + ": %{customdata}<extra></extra>",
         )
         for g in GROUPS
-    ]  # fmt: skip
+    ]
+
+
+def _band(name: str, low: float, typical: float, high: float, unit: str) -> dict[str, Any]:
+    size = BYTE_UNITS[unit]
+    ends = dict(type="data", symmetric=False, array=[(high - typical) / size], arrayminus=[(typical - low) / size])
+    return dict(
+        type="scatter",
+        mode="markers",
+        name="Band",
+        y=[name],
+        x=[typical / size],
+        showlegend=False,
+        marker=dict(size=1, color=INK),
+        error_x=ends | dict(color=INK, thickness=1.5, width=6),
+        hovertemplate=f"Between {format_bytes(low, unit)} and {format_bytes(high, unit)}<extra></extra>",
+    )
 
 
 def _bold(text: str, strong: bool) -> str:
     return f"<b>{text}</b>" if strong else text
 
 
-def _horizontal(data: list[dict[str, Any]], names: list[str], labels: list[str], title: str, reach: float, limit: float, limit_text: str, height: int) -> go.Figure:
+def _horizontal(
+    data: list[dict[str, Any]], names: list[str], labels: list[str], title: str, reach: float, limit: float, limit_text: str, height: int
+) -> go.Figure:
     """Bars from top to bottom with a line across them at the device's limit, named above the bars."""
-    above = dict(x=1, xref="paper", y=1, yref="paper", text=f"╎ {limit_text}", showarrow=False, xanchor="right", yanchor="bottom", font=dict(color=CAPACITY, size=13))
+    above = dict(
+        x=1,
+        xref="paper",
+        y=1,
+        yref="paper",
+        text=f"╎ {limit_text}",
+        showarrow=False,
+        xanchor="right",
+        yanchor="bottom",
+        font=dict(color=CAPACITY, size=13),
+    )
     layout = dict(
-        barmode="stack", bargap=0.3, height=height, margin=dict(l=8, r=8, t=26, b=8), hovermode="closest", showlegend=False,
+        barmode="stack",
+        bargap=0.3,
+        height=height,
+        margin=dict(l=8, r=8, t=26, b=8),
+        hovermode="closest",
+        showlegend=False,
         xaxis=dict(title=dict(text=title, standoff=6), range=[0, reach], fixedrange=True, zeroline=False),
-        yaxis=dict(type="category", categoryorder="array", categoryarray=names[::-1], tickvals=names, ticktext=labels, fixedrange=True, automargin=True),
+        yaxis=dict(
+            type="category",
+            categoryorder="array",
+            categoryarray=names[::-1],
+            tickvals=names,
+            ticktext=labels,
+            fixedrange=True,
+            automargin=True,
+        ),
         shapes=[dict(type="line", x0=limit, x1=limit, yref="paper", y0=0, y1=1, line=dict(color=CAPACITY, width=2, dash="dash"))],
         annotations=[above],
-    )  # fmt: skip
+    )
     return go.Figure(data=data, layout=layout)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from . import catalog, scenario
-from .scenario import CATALOG_CHOICES, CHOICES, DEGREES, LARGEST, QLORA_QUANTIZATION, SAVED_MODULES, SWITCHES, Scenario, choices
+from .scenario import DEGREES, LARGEST, QLORA_QUANTIZATION, SAVED_MODULES, Scenario, choices
 from .units import format_tokens, parse_tokens
 
 CUSTOM = "Custom…"

@@ -33,8 +33,16 @@ PER_PARAMETER = ("weights", "gradients", "optimizer")
 
 MEASURED = "calibrated on data/measured_runs.csv"
 OUTSIDE = {
-    "allocator_slack": ("Allocator slack", "Held by the caching allocator beyond the live tensors: rounding and fragmentation.", f"torch.cuda.max_memory_reserved(), {MEASURED}"),
-    "cuda_context": ("CUDA context", "Kernels and libraries that the driver loads before the first tensor.", f"nvidia-smi less reserved memory, {MEASURED}"),
+    "allocator_slack": (
+        "Allocator slack",
+        "Held by the caching allocator beyond the live tensors: rounding and fragmentation.",
+        f"torch.cuda.max_memory_reserved(), {MEASURED}",
+    ),
+    "cuda_context": (
+        "CUDA context",
+        "Kernels and libraries that the driver loads before the first tensor.",
+        f"nvidia-smi less reserved memory, {MEASURED}",
+    ),
 }
 """What a card must provide beyond live tensors: label, meaning, source."""
 
@@ -66,8 +74,8 @@ def verdict(breakdown: MemoryBreakdown, device: Device) -> Verdict:
 
 def sentence(v: Verdict, run: Scenario, device: Device, unit: str = "GiB") -> str:
     """The verdict on a run in one sentence, to follow its word."""
-    sequences = "sequence" if run.micro_batch_size == 1 else "sequences"
-    what = f"{METHODS[run.method]} of {short_name(run.model)}, {run.micro_batch_size:,} {sequences} of {format_tokens(run.sequence_length)} tokens"
+    sequences = "1 sequence" if run.micro_batch_size == 1 else f"{run.micro_batch_size:,} sequences"
+    what = f"{METHODS[run.method]} of {short_name(run.model)}, {sequences} of {format_tokens(run.sequence_length)} tokens"
     name = f"{device.label[:1].lower()}{device.label[1:]} device" if device.kind == "custom" else device.label
     where = f"each of {run.gpus:,} {name}" if run.gpus > 1 else f"{'a' if device.kind == 'custom' else 'the'} {name}"
     needs, has, high = (format_bytes(n, unit) for n in (v.needs, v.has, v.high))
@@ -82,7 +90,8 @@ def peak_sentence(breakdown: MemoryBreakdown, unit: str = "GiB") -> str:
     """Where in the step the peak is, and what it mostly is."""
     sums = group_sums(breakdown, breakdown.peak_phase)
     group = max(sums, key=sums.__getitem__)
-    return f"Its peak comes in “{PHASE_LABELS[breakdown.peak_phase]}” and is mostly {GROUPS[group].lower()} ({format_bytes(sums[group], unit)})."
+    part = f"{GROUPS[group].lower()} ({format_bytes(sums[group], unit)})"
+    return f"Its peak comes in “{PHASE_LABELS[breakdown.peak_phase]}”; the largest part of it is {part}."
 
 
 def beside_the_card(breakdown: MemoryBreakdown, unit: str = "GiB") -> str:
@@ -125,12 +134,27 @@ def terms(breakdown: MemoryBreakdown) -> pd.DataFrame:
     table = frame[frame["peak"]].drop(columns=["peak"])
     phase, label = breakdown.peak_phase, PHASE_LABELS[breakdown.peak_phase]
     allocated, reserved, device = (float(n) for n in (breakdown.allocated, breakdown.reserved, breakdown.device))
-    sizes = {"allocator_slack": (reserved, allocated, "reserved", "allocated"), "cuda_context": (device, reserved, "on the device", "reserved")}
+    sizes = {
+        "allocator_slack": (reserved, allocated, "reserved", "allocated"),
+        "cuda_context": (device, reserved, "on the device", "reserved"),
+    }
     beyond = []
     for key, (whole, part, of, less) in sizes.items():
         name, meaning, source = OUTSIDE[key]
         formula = f"{whole:,.0f} {of} - {part:,.0f} {less}"
-        beyond.append({"phase": phase, "phase_label": label, "term": key, "label": name, "group": "overhead", "bytes": whole - part, "formula": formula, "meaning": meaning, "source": source})
+        beyond.append(
+            {
+                "phase": phase,
+                "phase_label": label,
+                "term": key,
+                "label": name,
+                "group": "overhead",
+                "bytes": whole - part,
+                "formula": formula,
+                "meaning": meaning,
+                "source": source,
+            }
+        )
     table = pd.concat([table, pd.DataFrame(beyond)], ignore_index=True)
     table["share"] = table["bytes"] / table["bytes"].sum()
     table.insert(table.columns.get_loc("bytes") + 1, "gib", table["bytes"] / GiB)
@@ -153,7 +177,14 @@ def over_one_step(breakdown: MemoryBreakdown) -> pd.DataFrame:
     peak = breakdown.peak_phase
     return pd.DataFrame(
         [
-            {"phase": phase, "label": PHASE_LABELS[phase], "group": group, "bytes": value, "total": float(breakdown.totals[phase]), "peak": phase == peak}
+            {
+                "phase": phase,
+                "label": PHASE_LABELS[phase],
+                "group": group,
+                "bytes": value,
+                "total": float(breakdown.totals[phase]),
+                "peak": phase == peak,
+            }
             for phase in breakdown.phases
             for group, value in group_sums(breakdown, phase).items()
         ]
@@ -186,7 +217,12 @@ def ledger(breakdown: MemoryBreakdown) -> pd.DataFrame:
         ("Adam's two moments", book.moments, held["optimizer_states"]),
     ]
     rows.append(("Together", book.total, sum(row[2] for row in rows)))
-    return pd.DataFrame([{"part": p, "per_parameter": float(b) / run.model.parameters, "ledger_gb": float(b) / GB, "estimate_gb": e / GB} for p, b, e in rows])
+    return pd.DataFrame(
+        [
+            {"part": p, "per_parameter": float(b) / run.model.parameters, "ledger_gb": float(b) / GB, "estimate_gb": e / GB}
+            for p, b, e in rows
+        ]
+    )
 
 
 def why_different(breakdown: MemoryBreakdown) -> list[str]:
@@ -198,12 +234,14 @@ def why_different(breakdown: MemoryBreakdown) -> list[str]:
     per_parameter = sum(sums[g] for g in PER_PARAMETER) / breakdown.parameters
     tokens = sums["activations"] + sums["logits"]
     overhead = sums["overhead"] + float(breakdown.device - breakdown.allocated)
-    recipe = catalog.precisions()[run.precision].label if run.method == "full" else catalog.quantizations()[run.quantization].label
+    recipe = (catalog.quantizations()[run.quantization] if run.method == "qlora" else catalog.precisions()[run.precision]).label
+    batch = f"{run.micro_batch_size:,} × {format_tokens(run.sequence_length)} tokens"
     return [
         f"{_times(device / rule)} the rule of thumb: {format_bytes(device, 'GB')} against {format_bytes(rule, 'GB')}.",
-        f"For each of the {format_count(breakdown.parameters)} parameters the rule counts {slope:g} bytes; this run holds {per_parameter:.2f} at its peak ({recipe}).",
-        f"On top the rule has {format_bytes(constant, 'GB')}, whatever the run; here {run.micro_batch_size:,} × {format_tokens(run.sequence_length)} tokens take "
-        f"{format_bytes(tokens, 'GB')} of activations and logits, and overhead {format_bytes(overhead, 'GB')}.",
+        f"For each of the {format_count(breakdown.parameters)} parameters the rule counts {slope:g} bytes; "
+        f"this run holds {per_parameter:.2f} at its peak ({recipe}).",
+        f"On top the rule has {format_bytes(constant, 'GB')}, whatever the run; here {batch} take {format_bytes(tokens, 'GB')} "
+        f"of activations and logits, and overhead {format_bytes(overhead, 'GB')}.",
     ]
 
 
@@ -231,11 +269,25 @@ def shown_published(breakdowns: dict[str, MemoryBreakdown]) -> pd.DataFrame:
     """`published` as the page prints it."""
     table = published(breakdowns)
     one = "{:,.1f}".format
-    return pd.DataFrame({"Method": table["method"].map(METHODS), "Estimate": table["estimate_gb"].map(one), "Rule of thumb": table["rule_gb"].map(one), "Ratio": table["ratio"].map("{:.2f}".format)})
+    return pd.DataFrame(
+        {
+            "Method": table["method"].map(METHODS),
+            "Estimate": table["estimate_gb"].map(one),
+            "Rule of thumb": table["rule_gb"].map(one),
+            "Ratio": table["ratio"].map("{:.2f}".format),
+        }
+    )
 
 
 def shown_ledger(breakdown: MemoryBreakdown) -> pd.DataFrame:
     """`ledger` as the page prints it."""
     table = ledger(breakdown)
     one = "{:,.1f}".format
-    return pd.DataFrame({"Part": table["part"], "Bytes per parameter": table["per_parameter"].map("{:.2f}".format), "Ledger": table["ledger_gb"].map(one), "This run": table["estimate_gb"].map(one)})
+    return pd.DataFrame(
+        {
+            "Part": table["part"],
+            "Bytes per parameter": table["per_parameter"].map("{:.2f}".format),
+            "Ledger": table["ledger_gb"].map(one),
+            "This run": table["estimate_gb"].map(one),
+        }
+    )

@@ -20,13 +20,29 @@ TOTALS = """key => {
     return bars[0].y.map((name, i) => [name, bars.reduce((sum, bar) => sum + bar.x[i], 0)]);
 }"""
 
+CUT_OFF = """() => {
+    const main = document.querySelector('[data-testid=stMain]');
+    const outside = (text, frame) => {
+        const box = text.getBoundingClientRect();
+        return box.left < frame.left - 1 || box.right > frame.right + 1;
+    };
+    const texts = [...main.querySelectorAll('.js-plotly-plot')].flatMap(chart =>
+        [...chart.querySelectorAll('.main-svg text')].filter(text => text.textContent && outside(text, chart.getBoundingClientRect())));
+    const labels = '[data-testid=stMetricLabel] p, [data-testid=stMetricValue] div, [data-testid=stMain] button p';
+    const cut = [...document.querySelectorAll(labels)].filter(label => label.clientWidth && label.scrollWidth > label.clientWidth + 1);
+    return [main.scrollWidth - main.clientWidth, [...texts, ...cut].map(element => element.textContent)];
+}"""
+
 
 def needs(page):
     return page.locator("[data-testid=stMetricValue]").first.inner_text()
 
 
 def wait_for_needs(page, run, unit="GiB"):
-    page.wait_for_function("text => document.querySelector('[data-testid=stMetricValue]')?.innerText === text", arg=format_bytes(memcore.estimate(run).device, unit))
+    page.wait_for_function(
+        "text => document.querySelector('[data-testid=stMetricValue]')?.innerText === text",
+        arg=format_bytes(memcore.estimate(run).device, unit),
+    )
 
 
 def bar(page, method):
@@ -133,17 +149,7 @@ def test_the_verdict_and_what_would_fit_are_on_a_laptops_first_screen(page):
 @pytest.mark.parametrize("color_scheme", ["light", "dark"])
 def test_nothing_is_cut_off(open_page, width, color_scheme):
     page = open_page(width=width, color_scheme=color_scheme)
-    wide, sticking_out = page.evaluate(
-        """() => {
-            const main = document.querySelector('[data-testid=stMain]');
-            const texts = [...document.querySelectorAll('[data-testid=stMain] .js-plotly-plot')].flatMap(chart => {
-                const frame = chart.getBoundingClientRect();
-                return [...chart.querySelectorAll('.main-svg text')].filter(t => t.textContent && (t.getBoundingClientRect().left < frame.left - 1 || t.getBoundingClientRect().right > frame.right + 1)).map(t => t.textContent);
-            });
-            const cut = [...document.querySelectorAll('[data-testid=stMetricLabel] p, [data-testid=stMetricValue] div, [data-testid=stMain] button p')].filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth).map(e => e.innerText);
-            return [main.scrollWidth - main.clientWidth, [...texts, ...cut]];
-        }"""
-    )
+    wide, sticking_out = page.evaluate(CUT_OFF)
     assert wide <= 0 and sticking_out == []
 
 

@@ -77,7 +77,9 @@ def test_the_page_opens_with_a_scenario_at_its_defaults(app):
 
 
 def test_every_field_of_a_scenario_has_a_widget_that_its_link_can_set(app):
-    keys = {w.key for kind in ("selectbox", "select_slider", "number_input", "toggle", "multiselect", "button_group") for w in app.get(kind)}
+    keys = {
+        w.key for kind in ("selectbox", "select_slider", "number_input", "toggle", "multiselect", "button_group") for w in app.get(kind)
+    }
     assert set(FIELDS) <= keys
 
 
@@ -184,7 +186,18 @@ def test_memory_of_the_host_is_said_where_it_is_needed(open_app):
     assert "host" not in verdict(open_app())
     run = RUN.replace(method="full", data_parallel_size=8, sharding="fsdp", offload="optimizer")
     app = open_app(method="full", data_parallel_size="8", sharding="fsdp", offload="optimizer")
-    assert f"host's memory holds another {format_bytes(memcore.estimate(run).host)}" in verdict(app) and "each of 8 RTX 4090" in verdict(app)
+    assert f"host's memory holds another {format_bytes(memcore.estimate(run).host)}" in verdict(app) and "each of 8 RTX 4090" in verdict(
+        app
+    )
+
+
+@pytest.mark.parametrize("fields", [{"tensor_parallel_size": "1024"}, {"tensor_parallel_size": "3"}, {"pipeline_parallel_size": "1024"}])
+def test_choices_that_do_not_go_together_are_named_and_the_page_stays(open_app, fields):
+    app = open_app(**fields)
+    assert not app.exception and app.metric[0].value == needed_by(RUN)
+    assert any("_size" in e.value and "Below is the last run" in e.value for e in app.error)
+    app.get_by_key(next(iter(fields))).set_value(1).run()
+    assert needs(app) == needed_by(RUN) and not any("Below" in e.value for e in app.error)
 
 
 class TestLinks:
@@ -255,9 +268,17 @@ class TestCustomSizes:
 
 class TestUpload:
     CONFIG = {
-        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "vocab_size": 128256, "tie_word_embeddings": False, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+    }
 
     @pytest.fixture
     def upload(self, open_app):
@@ -280,7 +301,17 @@ class TestUpload:
 
     @pytest.mark.parametrize(
         "content",
-        [b"{", b"[]", b"null", b"\xff\xfe", b'{"model_type": "llama"}', b'{"model_type": "nothing"}', b"[" * 100_000, b'{"model_type": {"a": 1}, "hidden_size": "x"}', b'{"model_type": "gemma3"}'],
+        [
+            b"{",
+            b"[]",
+            b"null",
+            b"\xff\xfe",
+            b'{"model_type": "llama"}',
+            b'{"model_type": "nothing"}',
+            b"[" * 100_000,
+            b'{"model_type": {"a": 1}, "hidden_size": "x"}',
+            b'{"model_type": "gemma3"}',
+        ],
     )
     def test_what_is_no_config_gets_a_message_and_the_last_answer_stays(self, upload, content):
         app = upload(content)

@@ -46,7 +46,9 @@ def test_every_row_carries_the_whole_scenario_and_the_device(run, device, table)
         assert row["device"] == device.name and float(row["device_usable_bytes"]) == device.usable_bytes
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", '=HYPERLINK("http://x","y")', "\t=1", "\r=1", " =1", "=cmd|' /C calc'!A0"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+1", "-1", "@SUM(A1)", '=HYPERLINK("http://x","y")', "\t=1", "\r=1", " =1", "=cmd|' /C calc'!A0"]
+)
 def test_no_cell_is_run_as_a_formula(text):
     data = export.to_csv(pd.DataFrame({text: [text, 1]}))
     for row in csv.reader(io.StringIO(data.decode())):
@@ -66,6 +68,13 @@ def test_other_letters_come_with_the_mark_a_spreadsheet_needs():
     assert data.startswith(b"\xef\xbb\xbf") and pd.read_csv(io.BytesIO(data))["model"][0] == "模型"
 
 
-@pytest.mark.parametrize(("name", "file"), [("meta-llama/Llama-3.1-8B", "memcore-Llama-3.1-8B-qlora.csv"), ("../../etc/pa ss\x00wd", "memcore-pa-ss-wd-qlora.csv"), ("模型", "memcore-model-qlora.csv")])
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("meta-llama/Llama-3.1-8B", "memcore-Llama-3.1-8B-qlora.csv"),
+        ("../../etc/pa ss\x00wd", "memcore-pa-ss-wd-qlora.csv"),
+        ("模型", "memcore-model-qlora.csv"),
+    ],
+)
 def test_the_file_is_named_after_the_run(name, file):
     assert export.file_name(Scenario(model=replace(custom_model(1e9), name=name))) == file

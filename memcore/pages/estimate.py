@@ -12,10 +12,22 @@ from memcore.links import METHODS
 from memcore.scenario import Scenario
 from memcore.units import format_bytes, format_count
 
-from .controls import Request, escape, set_controls
+from .controls import Request, set_controls
+from .fields import escape
 
 ICONS = {"fits": ":material/check_circle:", "tight": ":material/warning:", "does not fit": ":material/cancel:"}
+NEEDS_HELP = (
+    "What the card must provide: live tensors, what the allocator holds beyond them, and the CUDA context. "
+    "In brackets the band that measured runs fall into."
+)
+ANY_SIZE_HELP = (
+    "Between the known models: one shaped like Llama 3 with this many parameters would just fit. "
+    "A model with a smaller vocabulary may be larger, one with a larger vocabulary must be smaller."
+)
+CSV_HELP = "These rows, with the scenario and the device in columns of their own."
 BOXES = {"fits": st.success, "tight": st.warning, "does not fit": st.error}
+
+
 def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     """The whole view, in the order of the questions."""
     breakdown = breakdowns[request.run.method]
@@ -32,7 +44,12 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
 def verdict(request: Request, breakdown: MemoryBreakdown) -> None:
     """One sentence and three numbers."""
     v, unit = summary.verdict(breakdown, request.device), request.unit
-    BOXES[v.word](f"**{v.word.capitalize()}.** {escape(summary.sentence(v, request.run, request.device, unit))} {summary.peak_sentence(breakdown, unit)} {summary.beside_the_card(breakdown, unit)}", icon=ICONS[v.word])
+    said = (
+        summary.sentence(v, request.run, request.device, unit),
+        summary.peak_sentence(breakdown, unit),
+        summary.beside_the_card(breakdown, unit),
+    )
+    BOXES[v.word](f"**{v.word.capitalize()}.** {escape(' '.join(said))}", icon=ICONS[v.word])
     moved = summary.change(v.needs, st.session_state.get("_needs"))
     if moved is not None:
         st.session_state["_moved"] = moved
@@ -40,10 +57,22 @@ def verdict(request: Request, breakdown: MemoryBreakdown) -> None:
     change = st.session_state.get("_moved")
     with st.container(horizontal=True, key="numbers"):
         st.metric(
-            f"Needs ({format_bytes(v.low, unit)} to {format_bytes(v.high, unit)})", format_bytes(v.needs, unit), border=True, height="stretch", delta=summary.signed(change, unit) if change else None,
-            delta_color="inverse", delta_description="since the last move" if change else None, help="What the card must provide: live tensors, what the allocator holds beyond them, and the CUDA context. In brackets the band that measured runs fall into.",
-        )  # fmt: skip
-        st.metric(f"Has (of {format_bytes(request.device.memory_bytes, unit)})", format_bytes(v.has, unit), border=True, height="stretch", help=f"What a run may take of this device: {request.device.usable_basis}.")
+            f"Needs ({format_bytes(v.low, unit)} to {format_bytes(v.high, unit)})",
+            format_bytes(v.needs, unit),
+            border=True,
+            height="stretch",
+            delta=summary.signed(change, unit) if change else None,
+            delta_color="inverse",
+            delta_description="since the last move" if change else None,
+            help=NEEDS_HELP,
+        )
+        st.metric(
+            f"Has (of {format_bytes(request.device.memory_bytes, unit)})",
+            format_bytes(v.has, unit),
+            border=True,
+            height="stretch",
+            help=f"What a run may take of this device: {request.device.usable_basis}.",
+        )
         st.metric("Spare" if v.spare >= 0 else "Over by", format_bytes(abs(v.spare), unit), border=True, height="stretch")
 
 
@@ -59,7 +88,12 @@ def where_it_goes(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> N
     heading("Where it goes")
     figure = figures.where_it_goes(summary.stacks(breakdowns), request.device.usable_bytes, request.run.method, request.unit)
     alt = ", ".join(f"{METHODS[m]} needs {format_bytes(b.device, request.unit)}" for m, b in breakdowns.items())
-    st.plotly_chart(figure, key="where_it_goes", config=figures.CONFIG, alt=f"{alt}; the device can give {format_bytes(request.device.usable_bytes, request.unit)}")
+    st.plotly_chart(
+        figure,
+        key="where_it_goes",
+        config=figures.CONFIG,
+        alt=f"{alt}; the device can give {format_bytes(request.device.usable_bytes, request.unit)}",
+    )
 
 
 def what_would_fit(request: Request) -> None:
@@ -72,13 +106,23 @@ def what_would_fit(request: Request) -> None:
                 st.markdown(f"**{METHODS[method]}**: largest known model")
                 if found.model:
                     st.button(
-                        f"{escape(summary.short_name(found.model))}, {format_count(found.model.parameters)}", key=f"use_{method}", type="tertiary", icon=":material/arrow_forward:", wrap=True,
-                        help=f"{found.model.name} needs {format_bytes(found.needs, request.unit)}. Click to use it.", on_click=set_controls, kwargs={"model": found.model.name, "method": method},
-                    )  # fmt: skip
+                        f"{escape(summary.short_name(found.model))}, {format_count(found.model.parameters)}",
+                        key=f"use_{method}",
+                        type="tertiary",
+                        icon=":material/arrow_forward:",
+                        wrap=True,
+                        help=f"{found.model.name} needs {format_bytes(found.needs, request.unit)}. Click to use it.",
+                        on_click=set_controls,
+                        kwargs={"model": found.model.name, "method": method},
+                    )
                 else:
-                    st.markdown(f"None: {escape(found.smallest.name)}, which needs least, needs {format_bytes(found.needs, request.unit)}." if found.smallest else "None has these target modules.")
+                    st.markdown(
+                        f"None: {escape(found.smallest.name)}, which needs least, needs {format_bytes(found.needs, request.unit)}."
+                        if found.smallest
+                        else "None has these target modules."
+                    )
                 size = f"up to {format_count(found.parameters)}" if found.parameters else "none"
-                st.caption(f"Of any size, shaped like Llama: {size}", help="Between the known models: one shaped like Llama 3 with this many parameters would just fit. Smaller vocabularies fit at larger sizes, larger ones at smaller sizes.")
+                st.caption(f"Of any size, shaped like Llama: {size}", help=ANY_SIZE_HELP)
 
 
 @lru_cache(maxsize=2048)
@@ -100,11 +144,22 @@ def every_number(request: Request, breakdown: MemoryBreakdown) -> None:
         st.subheader("Every number", anchor=False, width="content")
         terms = summary.terms(breakdown)
         st.download_button(
-            "Download CSV", lambda: export.to_csv(export.with_scenario(terms, request.run, request.device)), export.file_name(request.run), "text/csv",
-            on_click="ignore", key="csv", icon=":material/download:", help="These rows, with the scenario and the device in columns of their own.",
-        )  # fmt: skip
+            "Download CSV",
+            lambda: export.to_csv(export.with_scenario(terms, request.run, request.device)),
+            export.file_name(request.run),
+            "text/csv",
+            on_click="ignore",
+            key="csv",
+            icon=":material/download:",
+            help=CSV_HELP,
+        )
     with st.container(key="every_number"):
-        st.table(summary.shown_terms(terms, request.unit), hide_index=True, border="horizontal", alt="Every term at the peak with its bytes, share, formula and source")
+        st.table(
+            summary.shown_terms(terms, request.unit),
+            hide_index=True,
+            border="horizontal",
+            alt="Every term at the peak with its bytes, share, formula and source",
+        )
 
 
 def published(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
@@ -118,4 +173,6 @@ def published(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
         st.table(summary.shown_published(breakdowns), hide_index=True, border="horizontal", alt="Estimate and rule of thumb by method")
     with right:
         st.caption(f"The ledger of bytes per parameter: {METHODS[request.run.method]}, {request.run.precision}; decimal GB")
-        st.table(summary.shown_ledger(breakdown), hide_index=True, border="horizontal", alt="Ledger of bytes per parameter beside the estimate")
+        st.table(
+            summary.shown_ledger(breakdown), hide_index=True, border="horizontal", alt="Ledger of bytes per parameter beside the estimate"
+        )

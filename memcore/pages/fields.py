@@ -1,0 +1,319 @@
+"""The fields of the sidebar, each a widget bound to the address whose key is the name of the Scenario field it sets.
+
+A value that cannot be used gets its message at the field, and the last one that could be used stays in force.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import streamlit as st
+
+from memcore import catalog, configs, links
+from memcore.architecture import ModelArchitecture
+from memcore.catalog import Device
+from memcore.links import CUSTOM, UPLOAD
+from memcore.scenario import FIELDS, SAVED_MODULES, choices, explanations
+from memcore.units import format_bytes, format_count, parse_count
+
+LENGTHS = (512, 768, *(int(k * 2**n) for n in range(10, 20) for k in (1, 1.5)), 2**20)
+BATCHES = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), 40, 48, 56, 64, 80, 96, 112, 128, 192, 256, 384, 512)
+RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
+DEGREES = tuple(2**n for n in range(11))
+STOPS = {
+    "sequence_length": LENGTHS,
+    "micro_batch_size": BATCHES,
+    "lora_rank": RANKS,
+    "gradient_accumulation_steps": COUNTS,
+    "data_parallel_size": COUNTS,
+}
+"""Sliders with stops, by field; whole numbers that are not here have DEGREES. A link may bring a stop of its own."""
+
+LABELS = {
+    "sequence_length": "Sequence length (tokens)",
+    "micro_batch_size": "Micro batch (sequences per GPU)",
+    "precision": "Precision recipe",
+    "autocast": "Autocast to 16 bits",
+    "lora_rank": "LoRA rank",
+    "lora_dropout": "LoRA dropout",
+    "lora_target_modules": "Target modules (none chosen: all linear)",
+    "modules_to_save": "Trained in full beside the adapters",
+    "attention": "Attention kernel",
+    "prepare_kbit": "k-bit preparation",
+    "data_parallel_size": "GPUs, each with its own micro batch",
+    "sharding": "Sharding over those GPUs",
+    "gpus_per_node": "GPUs per machine",
+    "offload": "Offload to host memory",
+    "activation_offload": "Offload kept layer inputs",
+    "tensor_parallel_size": "GPUs that divide every layer",
+    "sequence_parallel": "Divide tokens between products",
+    "pipeline_parallel_size": "GPUs that hold consecutive layers",
+    "context_parallel_size": "GPUs that divide every sequence",
+}
+"""Names of controls that their field does not give."""
+
+ADVANCED = {
+    "": ("optimizer", "precision", "autocast", "gradient_accumulation_steps"),
+    "Adapters (LoRA and QLoRA)": (
+        "lora_rank",
+        "lora_dropout",
+        "lora_target_modules",
+        "modules_to_save",
+        "adapter_precision",
+        "prepare_kbit",
+    ),
+    "Software": ("software", "attention", "loss", "kernels"),
+    "Several GPUs, and host memory": (
+        "data_parallel_size",
+        "sharding",
+        "gpus_per_node",
+        "offload",
+        "activation_offload",
+        "tensor_parallel_size",
+        "sequence_parallel",
+        "pipeline_parallel_size",
+        "pipeline_schedule",
+        "context_parallel_size",
+    ),
+}
+"""The rarer controls by heading; fields that are named nowhere join the first."""
+FIRST = ("model", "method", "quantization", "sequence_length", "micro_batch_size", "gradient_checkpointing")
+CATALOGS = {
+    "precision": catalog.precisions,
+    "optimizer": catalog.optimizers,
+    "quantization": catalog.quantizations,
+    "software": catalog.software,
+}
+LONGEST_CONFIG = 2**20
+
+BIND = "query-params"
+
+
+def segments(values: dict[str, Any], field: str, labels: dict[str, str]) -> None:
+    """A choice between few, all visible."""
+    values[field] = st.segmented_control(
+        _label(field),
+        list(labels),
+        default=default(field),
+        format_func=labels.get,
+        key=field,
+        required=True,
+        bind=BIND,
+        help=_help(field),
+        width="stretch",
+    )
+
+
+def advanced(values: dict[str, Any], model: ModelArchitecture) -> None:
+    named = {*FIRST, *(field for fields in ADVANCED.values() for field in fields)}
+    for heading, fields in ADVANCED.items():
+        if heading:
+            st.markdown(f"**{heading}**")
+        for field in fields if heading else (*fields, *(f for f in FIELDS if f not in named)):
+            _field(values, field, model)
+
+
+def _field(values: dict[str, Any], field: str, model: ModelArchitecture) -> None:
+    """The widget of a field, by the kind of its default."""
+    at_first = default(field)
+    if field in MODULES:
+        _several(values, field, MODULES[field](model))
+    elif isinstance(at_first, bool):
+        values[field] = st.toggle(_label(field), value=at_first, key=field, bind=BIND, help=_help(field))
+    elif isinstance(at_first, int):
+        size_slider(values, field)
+    elif isinstance(at_first, float):
+        values[field] = st.number_input(_label(field), 0.0, 0.99, at_first, 0.05, key=field, bind=BIND, help=_help(field))
+    else:
+        choice(values, field, choices(field))
+
+
+MODULES = {"lora_target_modules": lambda model: model.lora_targets, "modules_to_save": lambda model: SAVED_MODULES}
+
+
+def default(key: str) -> Any:
+    return links.controls()[key].default
+
+
+def _label(field: str) -> str:
+    return LABELS.get(field) or field.replace("_", " ").capitalize()
+
+
+def _help(field: str) -> str:
+    return explanations()[field]
+
+
+def choice(values: dict[str, Any], field: str, options: tuple[str, ...], label: str = "") -> None:
+    values[field] = st.selectbox(
+        label or _label(field), options, index=options.index(default(field)), key=field, bind=BIND, help=_help(field)
+    )
+    if field in CATALOGS:
+        st.caption(CATALOGS[field]()[values[field]].label)
+
+
+def size_slider(values: dict[str, Any], field: str) -> None:
+    chosen, at_first = st.session_state.get(field), default(field)
+    stops = sorted({*STOPS.get(field, DEGREES), chosen or at_first, at_first})
+    values[field] = st.select_slider(
+        _label(field), stops, value=at_first, format_func=links.controls()[field].write, key=field, bind=BIND, help=_help(field)
+    )
+
+
+def _several(values: dict[str, Any], field: str, options: tuple[str, ...]) -> None:
+    chosen = st.session_state.get(field) or ()
+    if unknown := [name for name in chosen if name not in options]:
+        st.session_state[field] = [name for name in chosen if name in options]
+        notice(f"{field}: this model has no {', '.join(unknown)}; it has {', '.join(options)}")
+    values[field] = tuple(
+        st.multiselect(
+            _label(field),
+            options,
+            key=field,
+            bind=BIND,
+            help=_help(field),
+            placeholder="all linear" if field == "lora_target_modules" else "none",
+        )
+    )
+
+
+def model_field(values: dict[str, Any]) -> ModelArchitecture:
+    names = [CUSTOM, UPLOAD, *catalog.models()]
+    name = values["model"] = st.selectbox(
+        "Model",
+        names,
+        index=names.index(links.DEFAULT_MODEL),
+        key="model",
+        bind=BIND,
+        help="Type any part of a name. Custom… takes a number of parameters, config.json… a file from the Hub.",
+    )
+    model = _last_good(
+        "model",
+        {CUSTOM: _custom_model, UPLOAD: _uploaded_model}.get(name, lambda values: catalog.model(name)),
+        values,
+        lambda: catalog.model(links.DEFAULT_MODEL),
+    )
+    shape = f"{len(model.layers)} layers × {model.hidden_size:,}"
+    st.caption(f"{format_count(model.parameters)} parameters · {shape} · vocabulary {model.vocab_size:,}")
+    for doubt in model.uncertain:
+        st.caption(f":material/info: {escape(doubt)}")
+    return model
+
+
+def _last_good(what: str, make: Callable[[dict[str, Any]], Any], values: dict[str, Any], fallback: Callable[[], Any]) -> Any:
+    """What the field gives; where it cannot be used, a message at the field and the last one that could."""
+    try:
+        made = make(values)
+    except (ValueError, KeyError) as error:
+        made = st.session_state.get(f"_good_{what}") or fallback()
+        empty = isinstance(error, Missing)
+        (st.info if empty else st.error)(escape(str(error)), icon=":material/upload_file:" if empty else ":material/error:")
+        st.caption(escape(f"Still showing {made.name if what == 'model' else made.label}."))
+    else:
+        st.session_state[f"_good_{what}"] = made
+    return made
+
+
+class Missing(ValueError):
+    """Nothing has been given yet."""
+
+
+def _custom_model(values: dict[str, Any]) -> ModelArchitecture:
+    text = values["custom_parameters"] = st.text_input(
+        "Parameters",
+        default("custom_parameters"),
+        max_chars=30,
+        key="custom_parameters",
+        bind=BIND,
+        help="Such as 8B, 350M or 8,030,261,248.",
+    )
+    size = parse_count(text)
+    try:
+        return configs.custom_model(size)
+    except ValueError:
+        raise ValueError(f"No model has {text} parameters. Give a size such as 350M, 8B or 70B.") from None
+
+
+def _uploaded_model(values: dict[str, Any]) -> ModelArchitecture:
+    file = st.file_uploader("config.json", type=["json"], key="config_file", help="From the model's files on the Hub.")
+    pasted = st.text_area("or paste it", key="config_text", height=80, max_chars=LONGEST_CONFIG)
+    text = file.getvalue().decode(errors="replace") if file else pasted
+    if not text.strip():
+        raise Missing("Upload or paste a model's config.json. It cannot be part of a link: send it along.")
+    return read_config(text)
+
+
+def read_config(text: str) -> ModelArchitecture:
+    """The model that the text of a config.json describes."""
+    try:
+        config = json.loads(text[:LONGEST_CONFIG])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"This is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError("A config.json is an object, {…}, with keys such as hidden_size")
+    try:
+        model = configs.model_from_config(config)
+    except configs.ConfigError:
+        raise
+    except Exception as error:  # whatever a stranger's file does, the page stays
+        raise ValueError(f"This config.json could not be read: {type(error).__name__} {error}") from error
+    name = config.get("_name_or_path")
+    return replace(model, name=str(name)[:80] if name else f"uploaded {model.model_type}")
+
+
+def device_field(values: dict[str, Any]) -> Device:
+    devices = catalog.devices()
+    names = [CUSTOM, *devices]
+    name = values["device"] = st.selectbox(
+        "Device",
+        names,
+        index=names.index(links.DEFAULT_DEVICE),
+        format_func=lambda n: devices[n].label if n in devices else n,
+        key="device",
+        bind=BIND,
+        help="What a run may take is less than the number on the box.",
+    )
+    device = _last_good(
+        "device", _custom_device if name == CUSTOM else lambda values: devices[name], values, lambda: devices[links.DEFAULT_DEVICE]
+    )
+    st.caption(f"{format_bytes(device.usable_bytes, unit())} of {format_bytes(device.memory_bytes, unit())} for a run")
+    return device
+
+
+def _custom_device(values: dict[str, Any]) -> Device:
+    left, right = st.columns(2, vertical_alignment="bottom")
+    amount = values["custom_memory"] = left.number_input(
+        "Memory", value=default("custom_memory"), step=1.0, format="%g", key="custom_memory", bind=BIND
+    )
+    unit = values["custom_memory_unit"] = right.segmented_control(
+        "Unit of memory",
+        ["GB", "GiB"],
+        default="GB",
+        key="custom_memory_unit",
+        required=True,
+        label_visibility="collapsed",
+        bind=BIND,
+    )
+    unified = values["custom_unified"] = st.toggle(
+        "Unified memory (shared with the system)",
+        key="custom_unified",
+        bind=BIND,
+        help="A Mac or another machine whose GPU uses the RAM gives a run only part of it.",
+    )
+    return catalog.custom_device(f"{amount:.12g}", unit, unified)
+
+
+def unit() -> str:
+    return st.session_state.get("unit") or default("unit")
+
+
+def notice(text: str) -> None:
+    st.session_state.setdefault("_notices", []).append(text)
+
+
+def escape(text: str) -> str:
+    """Text that is nobody's markup."""
+    return "".join(f"\\{c}" if c in "\\`*_{}[]<>$~|#&" else c for c in text)
