@@ -278,6 +278,8 @@ class ModelArchitecture:
         names: dict[str, None] = {}
         for block in self.distinct_layers:
             for module in block.modules:
-                if isinstance(module, Linear) and module.kind != "router" or isinstance(module, Experts):
+                if isinstance(module, Linear) and module.kind != "router":
                     names[module.name] = None
+                elif isinstance(module, Experts):  # by their own name, and by those of the projections stacked in them
+                    names |= dict.fromkeys((module.name, "gate_proj", "up_proj", "down_proj"))
         return tuple(names)

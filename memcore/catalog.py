@@ -204,6 +204,8 @@ class Software:
     quantizes_head: bool
     fused_qkv: bool
     """One matrix for q, k and v, with an adapter on q and v whose output is kept; embedding and head are two tensors."""
+    fused_experts: bool
+    """Experts are one stacked parameter a projection, which bitsandbytes leaves in 16 bits; else linear modules of their own."""
     default_optimizer: str
     default_gradient_checkpointing: str
     default_loss: str

@@ -236,7 +236,7 @@ def _busiest(run: Scenario, basis: list[Numeric], where: np.ndarray, masked: boo
     found = [_compiled(run, masked, accumulated, i) for i in candidate_stages(run)]
     if len(found) == 1:
         return [(where, found[0])]
-    peaks = np.array(np.broadcast_arrays(*(evaluate(c.totals, basis).max(axis=0) for c in found)))
+    peaks = np.array(np.broadcast_arrays(*(MemoryBreakdown(run, basis, [(where, c)]).device for c in found)))
     busiest = peaks.argmax(axis=0)
     return [(where & (busiest == i), found[i]) for i in np.unique(busiest)]
 

@@ -14,6 +14,7 @@ from functools import cache
 
 import numpy as np
 
+from . import adapters
 from . import operations as op
 from .architecture import Block, Experts, Linear, ModelArchitecture, Norm, Weight
 from .tape import INDEX, ONE, RANK, RANK_TOKENS, SEQUENCE, TOKENS, Tape, Tensor
@@ -114,7 +115,7 @@ class Layers:
             result = op.matmul_dequantized(tape, inside, elements, out, scratch=scratch, copies=copies, keeps_input=flow.keeps_quantized_input or flow.quantization == "int8")
             del inside
             return op.cast(tape, result, x.width)
-        width = flow.weight_width if width is None else width
+        width = flow.outer_width if width is None else width
         weight = self.weight(self.parameter(ONE * m.weight_parameters, width, trains), (id(m), "weight"))
         bias = self.weight(self.parameter(ONE * m.out_features, width, trains), (id(m), "bias")) if m.bias else None
         if tape.autocast:
@@ -181,9 +182,7 @@ class Layers:
         return op.rms_norm(tape, x, weight, rows, fp32_weight=m.kind == "rms-fp32-weight")
 
     def adapted(self, m: Linear) -> bool:
-        if not self.flow.adapters or m.kind == "router":
-            return False
-        return self.flow.targets is None or m.name in self.flow.targets
+        return self.flow.adapters and adapters.reaches(self.model, m, self.flow.targets)
 
     def _quantized(self, m: Linear) -> bool:
         if self.flow.quantization == "none" or m.kind != "linear":
@@ -462,8 +461,8 @@ class Layers:
         residual = x
         k = experts.experts_per_token
         router = roles["router"]
-        adapts = self.adapts_experts(block, experts)
-        logits = self._routing(router, x) if adapts else self.base_linear(router, x)
+        up_ranks, down_ranks = adapters.expert_ranks(self.model, experts, flow.targets) if flow.adapters else (0, 0)
+        logits = self._routing(router, x) if self.adapted(router) else self.base_linear(router, x)
         probabilities = op._unary(tape, op.cast(tape, logits, FLOAT32), (None,))
         top, chosen = op.top_k(tape, probabilities, TOKENS * k)
         del probabilities
@@ -474,11 +473,11 @@ class Layers:
         routed = op.gather(tape, x, rows, order)
         weights = op.gather(tape, weights, TOKENS * k, order)
         wide = experts.intermediate_size * (2 if experts.gated else 1)
-        up_weight = self._expert_weight(experts, wide, experts.hidden_size, 2 if experts.gated else 1, adapts)
+        up_weight = self._expert_weight(experts, wide, experts.hidden_size, up_ranks)
         out = op.matmul(tape, routed, up_weight, TOKENS * (k * wide))
         del up_weight
         out = self._gate_experts(block, experts, out)
-        down_weight = self._expert_weight(experts, experts.hidden_size, experts.intermediate_size, 1, adapts)
+        down_weight = self._expert_weight(experts, experts.hidden_size, experts.intermediate_size, down_ranks)
         out = op.matmul(tape, out, down_weight, rows)
         del down_weight
         weighted = op.multiply(tape, out, weights)
@@ -498,16 +497,12 @@ class Layers:
         gate, up = op.split(tape, both, [both.elements / 2, both.elements / 2])
         return op.multiply(tape, op.activation(tape, gate, block.activation), up)
 
-    def adapts_experts(self, block: Block, experts: Experts) -> bool:
-        """PEFT 0.21's "all-linear" also adapts the fused experts of transformers 5 and their router, but not gpt-oss's."""
-        return self.flow.adapters and experts.fused and not experts.bias and (self.flow.targets is None or experts.name in self.flow.targets)
-
-    def _expert_weight(self, experts: Experts, rows: int, columns: int, ranks: int, adapts: bool) -> Tensor:
+    def _expert_weight(self, experts: Experts, rows: int, columns: int, ranks: int) -> Tensor:
         """The experts' matrices as one parameter; with an adapter W + B A is made whole, and kept for the backward pass."""
         flow, tape = self.flow, self.tape
         elements = ONE * (experts.num_experts * rows * columns)
-        weight = self.parameter(elements, flow.weight_width, flow.trains_base)
-        if not adapts:
+        weight = self.parameter(elements, flow.outer_width, flow.trains_base)
+        if not ranks:
             return weight
         a, b = (
             op.cast(tape, self.parameter(RANK * (experts.num_experts * ranks * side), flow.adapter_width, True), flow.weight_width, INDEX["weight_casts"])
@@ -530,7 +525,8 @@ class Layers:
         """cos and sin for every position: made once a step, shared by all layers."""
         rotary = max((b.attention.rotary_dim for b in self.model.distinct_layers if b.attention is not None), default=0)
         if rotary:
-            self.cos, self.sin = (self.tape.new(SEQUENCE * rotary, width) for _ in range(2))
+            self.cos, self.sin = (self.tape.new(SEQUENCE * rotary, width, INDEX["activations"]) for _ in range(2))
+            self.cos.storage.saves = self.sin.storage.saves = 1  # held by the model, whatever the layers save and release
 
 
 FLASH_PACKAGE = ("gemma2", "gemma3")

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from . import adapters
 from .architecture import Embedding, Experts, Linear, ModelArchitecture, Norm, Weight
 from .catalog import Optimizer, Precision, Quantization
 from .tape import ONE, RANK, TOKENS
@@ -99,6 +100,7 @@ class Storing:
     saved: tuple[str, ...]
     prepare_kbit: str
     quantizes_head: bool
+    fused_experts: bool
     holds_embedding: bool = True
     holds_head: bool = True
 
@@ -128,12 +130,12 @@ def _tensors(model: ModelArchitecture, s: Storing) -> Iterator[ParameterTensor]:
                     continue
                 shared.add(m.name)
                 copies = 1
-            yield from _module(m, copies, s, width, outer, norm, trains, adapts)
+            yield from _module(model, m, copies, s, width, outer, norm, trains, adapts)
     if s.holds_embedding:
         yield plain(model.embed_tokens.parameters, model.embed_tokens.num_embeddings, 1, _embedding_width(s, outer), "embedding")
     head = model.lm_head
     if s.holds_head and model.final_norm is not None:
-        yield from _module(model.final_norm, 1, s, width, outer, norm, trains, False)
+        yield from _module(model, model.final_norm, 1, s, width, outer, norm, trains, False)
     if s.holds_head and not (model.tie_word_embeddings and s.holds_embedding):
         if s.quantizes_head and s.quantization.family != "none":
             yield _quantized(head, 1, s, "head")
@@ -142,7 +144,7 @@ def _tensors(model: ModelArchitecture, s: Storing) -> Iterator[ParameterTensor]:
     if head.bias and s.holds_head:
         yield plain(head.out_features, 0, 1, outer)
     for m in model.extra if s.holds_embedding else ():
-        yield from _module(m, 1, s, width, outer, norm, trains, False)
+        yield from _module(model, m, 1, s, width, outer, norm, trains, False)
     for tower in model.towers if s.holds_embedding else ():
         yield ParameterTensor(tower.parameters, 0, 1, outer, False, "weights")
     for name in s.saved:
@@ -156,7 +158,7 @@ def _embedding_width(s: Storing, outer: float) -> float:
     return s.quantization.bytes_per_weight if s.quantization.quantizes_embedding else outer
 
 
-def _module(m, copies: int, s: Storing, width: int, outer: float, norm: float, trains: bool, adapts: bool) -> Iterator[ParameterTensor]:
+def _module(model: ModelArchitecture, m, copies: int, s: Storing, width: int, outer: float, norm: float, trains: bool, adapts: bool) -> Iterator[ParameterTensor]:
     if isinstance(m, Norm):
         if m.weight:
             yield ParameterTensor(m.size, 0, copies, norm, trains, "weights", in_layer=True)
@@ -169,21 +171,24 @@ def _module(m, copies: int, s: Storing, width: int, outer: float, norm: float, t
             yield ParameterTensor(m.weight_parameters, m.out_features, copies, outer, trains, "weights", in_layer=True)
         if m.bias:
             yield ParameterTensor(m.out_features, 0, copies, outer, trains, "weights", in_layer=True)
-        if adapts and _adapted(m, s):
+        if adapts and adapters.reaches(model, m, s.targets):
             for side in (m.in_features, m.out_features):
                 yield ParameterTensor(side, side, copies, s.adapter_width, True, "adapters", of_rank=True, in_layer=True)
     elif isinstance(m, Experts):
         wide = m.intermediate_size * (2 if m.gated else 1)
-        if m.fused:
-            adapted = adapts and not m.bias and (s.targets is None or m.name in s.targets)
-            for rows, columns, ranks in ((wide, m.hidden_size, 2 if m.gated else 1), (m.hidden_size, m.intermediate_size, 1)):
+        if m.fused and s.fused_experts:
+            up, down = adapters.expert_ranks(model, m, s.targets) if adapts else (0, 0)
+            for rows, columns, ranks in ((wide, m.hidden_size, up), (m.hidden_size, m.intermediate_size, down)):
                 yield ParameterTensor(m.num_experts * rows * columns, m.num_experts * rows, copies, outer, trains, "weights", in_layer=True)
-                if adapted:  # PEFT 0.21: one adapter for all experts, of twice the rank where gate and up are fused
+                if ranks:
                     for side in (rows, columns):
                         yield ParameterTensor(m.num_experts * ranks * side, side, copies, s.adapter_width, True, "adapters", of_rank=True, in_layer=True)
         else:
             for rows, columns in ((m.intermediate_size, m.hidden_size),) * (2 if m.gated else 1) + ((m.hidden_size, m.intermediate_size),):
                 part = Linear(m.name, "other", columns, rows)
+                if adapts and s.targets is None:
+                    for side in (rows, columns):
+                        yield ParameterTensor(side, side, copies * m.num_experts, s.adapter_width, True, "adapters", of_rank=True, in_layer=True)
                 if s.quantization.family != "none":
                     yield _quantized(part, copies * m.num_experts, s, "layer")
                 else:
@@ -194,12 +199,6 @@ def _module(m, copies: int, s: Storing, width: int, outer: float, norm: float, t
         yield ParameterTensor(m.parameters, m.num_embeddings, copies, outer, trains, "weights")
     elif isinstance(m, Weight):
         yield ParameterTensor(m.parameters, 0, copies, outer, trains, "weights", in_layer=True)
-
-
-def _adapted(m: Linear, s: Storing) -> bool:
-    if m.kind == "router":
-        return s.targets is None and not m.bias
-    return s.targets is None or m.name in s.targets
 
 
 def _quantized(m: Linear, copies: int, s: Storing, part: str) -> ParameterTensor:

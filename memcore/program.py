@@ -61,7 +61,7 @@ def _stored(*choices: object) -> np.ndarray:
     run = dict(zip(CHOICES, choices, strict=True))
     sharding = catalog.shardings()[run["sharding"]]
     storing = _storing(run)
-    parts = ledger.tensors(parallel.tensor_parallel(run["model"], run["tensor_parallel_size"]), storing)
+    parts = ledger.tensors(_model({**run, "pipeline_parallel_size": 1}, 0), storing)
     static, _ = _static(parts, storing, sharding, "weights" if sharding.offloads else run["offload"])
     return static.sum(axis=0) / run["pipeline_parallel_size"]
 
@@ -113,7 +113,7 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
     step[TERM_INDEX["gradients"]] = _shared(gradients, sharding.shards_gradients)
     step[TERM_INDEX["optimizer_temporaries"]] = _shared(ledger.optimizer_temporary_bytes(parts, storing), sharding.shards_optimizer)
     if run["activation_offload"]:
-        host = host + program.phases["backward_last_layer"][:, STEP_TERMS.index("checkpoints")].max(axis=0)
+        host = host + np.max([events[:, STEP_TERMS.index("checkpoints")].max(axis=0) for events in program.phases.values()], axis=0)
     if offloads != "none":  # the host's optimizer steps on the host's gradients
         host = host + step[TERM_INDEX["gradients"]]
         step[TERM_INDEX["gradients"]] = step[TERM_INDEX["optimizer_temporaries"]] = 0
@@ -259,6 +259,7 @@ def _storing(run: dict, part: Part = WHOLE) -> Storing:
         saved=_saved(run),
         prepare_kbit=run["prepare_kbit"],
         quantizes_head=software.quantizes_head or quantization.quantizes_head,
+        fused_experts=software.fused_experts and quantization.family != "mlx",
         holds_embedding=part.first,
         holds_head=part.last,
     )

@@ -215,7 +215,7 @@ def _outside_layers(model: ModelArchitecture, flow: Flow, part: Part, embedded: 
     width = model_width(flow)
     rotary = max((b.attention.rotary_dim for b in model.distinct_layers if b.attention is not None), default=0)
     tables = 2 if model.model_type.startswith("gemma3") else 1  # local and global positions
-    outside[WORKING] += (SEQUENCE * (2 * width) + ONE * op.FLOAT32) * (rotary * tables)  # cos and sin; two float32 frequency buffers of half a head
+    outside[ACTIVATIONS] += (SEQUENCE * (2 * width) + ONE * op.FLOAT32) * (rotary * tables)  # cos and sin; two float32 frequency buffers of half a head
     if flow.masked or flow.attention == "sdpa":
         mask[INDEX["attention_scores"]] += SCORES * op.BYTE  # handed to every layer
     if flow.attention == "eager":

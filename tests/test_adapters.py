@@ -1,0 +1,44 @@
+"""Which modules an adapter reaches, on mixtures of experts too."""
+
+import pytest
+
+import memcore
+from memcore import adapters
+from memcore.estimate import estimate
+
+
+def trained(model, **fields):
+    run = memcore.Scenario(model=model, method="lora", micro_batch_size=1, sequence_length=128, **fields)
+    return estimate(run).trainable_parameters
+
+
+def test_all_linear_on_stacked_experts_trains_what_peft_measured():
+    """Mixtral-8x7B at rank 16, peft 0.21 on transformers 5: 359,665,664 parameters (counted by PyTorch)."""
+    assert trained("mistralai/Mixtral-8x7B-v0.1") == 359_665_664
+
+
+def test_all_linear_on_separate_experts_trains_every_expert_matrix():
+    """The same on transformers 4, where each expert is three linear modules: 242,225,152 by hand."""
+    assert trained("mistralai/Mixtral-8x7B-v0.1", software="transformers-4.48") == 242_225_152
+
+
+@pytest.mark.parametrize("model", ["openai/gpt-oss-20b", "Qwen/Qwen1.5-MoE-A2.7B"])
+def test_experts_that_peft_does_not_know_are_left_alone(model):
+    architecture = memcore.model(model)
+    experts = next(m for block in architecture.layers for m in block.modules if hasattr(m, "num_experts"))
+    assert adapters.expert_ranks(architecture, experts, None) == (0, 0)
+
+
+def test_naming_the_old_projections_adapts_the_stacked_experts():
+    everything = trained("Qwen/Qwen3-30B-A3B", lora_target_modules=("gate_proj", "up_proj", "down_proj"))
+    attention = trained("Qwen/Qwen3-30B-A3B", lora_target_modules=("q_proj", "k_proj", "v_proj", "o_proj"))
+    router = 48 * 16 * (2048 + 128)
+    assert everything + attention + router == trained("Qwen/Qwen3-30B-A3B")
+
+
+def test_bitsandbytes_leaves_stacked_experts_in_16_bits():
+    """bitsandbytes issues 1849 and 1965: with transformers 5 most of a mixture's weights stay 16-bit."""
+    model = memcore.model("mistralai/Mixtral-8x7B-v0.1")
+    weights = {s: estimate(memcore.Scenario(model=model, method="qlora", software=s)).phases["optimizer_step"]["weights"] for s in ("transformers-5", "transformers-4.48")}
+    experts = sum(m.parameters for block in model.layers for m in block.modules if hasattr(m, "num_experts"))
+    assert weights["transformers-5"] > 2 * experts > 3 * weights["transformers-4.48"]
