@@ -18,6 +18,9 @@ from .links import METHODS
 from .scenario import QLORA_QUANTIZATION, Scenario
 from .units import BYTE_UNITS, GB, GiB, format_bytes, format_count, format_tokens
 
+IN_WORDS = {"full": "Full fine-tuning"}
+"""Methods whose name does not stand alone in a sentence."""
+
 GROUPS = {
     "weights": "Weights",
     "gradients": "Gradients",
@@ -27,6 +30,8 @@ GROUPS = {
     "overhead": "Overhead",
 }
 """What the terms add up to: the colours of the charts, in the order they are stacked."""
+
+LARGEST_PART = {"optimizer": "the optimizer's"}
 
 PER_PARAMETER = ("weights", "gradients", "optimizer")
 """Groups that a number of bytes per parameter can describe."""
@@ -75,7 +80,8 @@ def verdict(breakdown: MemoryBreakdown, device: Device) -> Verdict:
 def sentence(v: Verdict, run: Scenario, device: Device, unit: str = "GiB") -> str:
     """The verdict on a run in one sentence, to follow its word."""
     sequences = "1 sequence" if run.micro_batch_size == 1 else f"{run.micro_batch_size:,} sequences"
-    what = f"{METHODS[run.method]} of {short_name(run.model)}, {sequences} of {format_tokens(run.sequence_length)} tokens"
+    method = IN_WORDS.get(run.method, METHODS[run.method])
+    what = f"{method} of {short_name(run.model)}, {sequences} of {format_tokens(run.sequence_length)} tokens"
     name = f"{device.label[:1].lower()}{device.label[1:]} device" if device.kind == "custom" else device.label
     where = f"each of {run.gpus:,} {name}" if run.gpus > 1 else f"{'a' if device.kind == 'custom' else 'the'} {name}"
     needs, has, high = (format_bytes(n, unit) for n in (v.needs, v.has, v.high))
@@ -90,8 +96,8 @@ def peak_sentence(breakdown: MemoryBreakdown, unit: str = "GiB") -> str:
     """Where in the step the peak is, and what it mostly is."""
     sums = group_sums(breakdown, breakdown.peak_phase)
     group = max(sums, key=sums.__getitem__)
-    part = f"{GROUPS[group].lower()} ({format_bytes(sums[group], unit)})"
-    return f"Its peak comes in “{PHASE_LABELS[breakdown.peak_phase]}”; the largest part of it is {part}."
+    part = f"{LARGEST_PART.get(group, GROUPS[group].lower())} ({format_bytes(sums[group], unit)})"
+    return f"Its peak comes in “{PHASE_LABELS[breakdown.peak_phase]}”; its largest part is {part}."
 
 
 def beside_the_card(breakdown: MemoryBreakdown, unit: str = "GiB") -> str:
@@ -240,8 +246,8 @@ def why_different(breakdown: MemoryBreakdown) -> list[str]:
         f"{_times(device / rule)} the rule of thumb: {format_bytes(device, 'GB')} against {format_bytes(rule, 'GB')}.",
         f"For each of the {format_count(breakdown.parameters)} parameters the rule counts {slope:g} bytes; "
         f"this run holds {per_parameter:.2f} at its peak ({recipe}).",
-        f"On top the rule has {format_bytes(constant, 'GB')}, whatever the run; here {batch} take {format_bytes(tokens, 'GB')} "
-        f"of activations and logits, and overhead {format_bytes(overhead, 'GB')}.",
+        f"On top the rule has {format_bytes(constant, 'GB')}, whatever the run; here {batch} take, at the peak, "
+        f"{format_bytes(tokens, 'GB')} of activations and logits, and overhead {format_bytes(overhead, 'GB')}.",
     ]
 
 
@@ -255,12 +261,14 @@ def shown_terms(table: pd.DataFrame, unit: str = "GiB") -> pd.DataFrame:
     """`terms` as the page prints it."""
     return pd.DataFrame(
         {
-            "Term": [f"**{label}**  \n{meaning}" for label, meaning in zip(table["label"], table["meaning"], strict=True)],
+            "Term": table["label"],
             unit: (table["bytes"] / BYTE_UNITS[unit]).map("{:,.3f}".format),
             "Share": table["share"].map("{:.1%}".format),
             "Bytes": table["bytes"].map("{:,.0f}".format),
             "Formula": table["formula"],
-            "Source": table["source"],
+            "What it is, and source": [
+                f"{meaning}  \n:gray[{source}]" for meaning, source in zip(table["meaning"], table["source"], strict=True)
+            ],
         }
     )
 
