@@ -254,7 +254,7 @@ def _accumulated(run: Scenario) -> np.ndarray:
 
 def _masked(run: Scenario) -> np.ndarray:
     """Whether the length reaches a layer's sliding window, so that PyTorch's SDPA is handed a mask."""
-    if run.attention == "flash" and run.model.model_type.startswith(FLASH_PACKAGE):
+    if run.attention == "flash-attn" or (run.attention == "flash" and run.model.model_type.startswith(FLASH_PACKAGE)):
         return np.asarray(False)
     windows = [b.attention.sliding_window for b in run.model.distinct_layers if b.attention is not None and b.attention.sliding_window]
     return np.asarray(run.sequence_length) >= min(windows) if windows else np.asarray(False)

@@ -340,7 +340,7 @@ class Layers:
             return self._math_attention(block, q, k, v), False
         single = shape.num_key_value_heads == 1 and block.parallel  # Falcon always builds its mask
         wide_k, out_elements = TOKENS * (heads * shape.head_dim), TOKENS * (heads * shape.value_head_dim)
-        package = model_type.startswith(FLASH_PACKAGE) and flow.attention == "flash"
+        package = flow.attention == "flash-attn" or (model_type.startswith(FLASH_PACKAGE) and flow.attention == "flash")
         sinks = any(isinstance(m, Weight) and m.name == "sinks" for m in block.modules)
         if sinks or flow.attention == "eager":
             if grouped:

@@ -22,7 +22,7 @@ CHOICES = {
     "method": ("full", "lora", "qlora"),
     "adapter_precision": ("fp32", "bf16"),
     "gradient_checkpointing": ("none", "full", "full-reentrant"),
-    "attention": ("flash", "sdpa", "eager"),
+    "attention": ("flash", "flash-attn", "sdpa", "eager"),
     "loss": ("full-logits", "triton", "fused-linear", "chunked"),
     "kernels": ("torch", "fused"),
     "prepare_kbit": ("none", "norms-fp32", "all-fp32"),
@@ -93,7 +93,7 @@ class Scenario:
     gradient_checkpointing: str = "full"
     """"full" keeps only the input of each layer and recomputes the rest, "full-reentrant" does so the older way."""
     attention: str = "flash"
-    """"flash" never stores the scores, "sdpa" is the same with a padding mask present, "eager" stores them."""
+    """"flash" is PyTorch's own where it can, "flash-attn" that package, which needs no mask for sliding windows; "sdpa" has a padding mask, "eager" stores the scores."""
     loss: str = "full-logits"
     """How the loss is computed: from all logits at once, by a Triton kernel, fused with the head (Liger), or in chunks."""
     kernels: str = "torch"

@@ -219,3 +219,12 @@ class TestPublishedClaims:
         phases = memcore.estimate(run).phases
         assert phases["loss"]["logits"] == 24_000 * 2**20
         assert phases["backward_loss"]["logits"] == 28_000 * 2**20
+
+
+def test_the_flash_attn_package_needs_no_mask_for_a_sliding_window():
+    """Mistral-7B-v0.1 sees 4,096 tokens: at that length PyTorch's own attention is handed a mask and a bias, the package is not."""
+    run = memcore.Scenario(model="mistralai/Mistral-7B-v0.1", method="lora", micro_batch_size=1, sequence_length=4096)
+    masked, package = (memcore.estimate(run.replace(attention=a)).phases["forward"]["attention_scores"] for a in ("flash", "flash-attn"))
+    assert masked > 0 == package
+    short = run.replace(sequence_length=4095)
+    assert memcore.estimate(short).phases == memcore.estimate(short.replace(attention="flash-attn")).phases

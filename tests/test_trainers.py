@@ -185,7 +185,7 @@ class TestWriting:
 
     def test_what_the_trainer_cannot_say_stands_in_a_comment_with_what_it_would_do(self):
         run = Scenario(
-            model="Qwen/Qwen2.5-7B", method="lora", loss="chunked", gradient_checkpointing="full-reentrant", data_parallel_size=4
+            model="Qwen/Qwen2.5-7B", method="lora", loss="chunked", gradient_checkpointing="full-reentrant", attention="flash-attn", data_parallel_size=4
         )
         lines = write_trainer_file(run, "mlx-lm").splitlines()
         assert '# memcore: loss = "chunked"  # full-logits; loss is MLX\'s cross-entropy of all logits' in lines
@@ -195,7 +195,7 @@ class TestWriting:
         ]
 
     def test_a_run_that_trl_can_say_whole_has_no_comment(self):
-        run = Scenario(model="meta-llama/Llama-3.1-8B", method="qlora", adapter_precision="bf16", optimizer="paged_adamw_8bit")
+        run = Scenario(model="meta-llama/Llama-3.1-8B", method="qlora", adapter_precision="bf16", optimizer="paged_adamw_8bit", attention="flash-attn")
         assert "# memcore:" not in write_trainer_file(run, "trl")
 
     def test_a_model_outside_the_catalog_is_passed_beside_the_file(self):

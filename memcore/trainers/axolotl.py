@@ -121,7 +121,7 @@ def _checkpointing(s: Settings) -> dict[str, Any]:
 
 def _attention(s: Settings) -> str:
     flags = {
-        "flash_attention": "flash",
+        "flash_attention": "flash-attn",
         "xformers_attention": "flash",
         "flex_attention": "flash",
         "sdp_attention": "sdpa",
@@ -189,7 +189,7 @@ def write_axolotl(run: Scenario) -> dict[str, Any]:
     if run.gradient_checkpointing != "none":
         keys["gradient_checkpointing_kwargs"] = {"use_reentrant": run.gradient_checkpointing == "full-reentrant"}
     keys["attn_implementation"] = written_attention(run)
-    keys["sample_packing"] = run.attention == "flash"
+    keys["sample_packing"] = run.attention.startswith("flash")
     keys |= _written_liger(run)
     if engine == "fsdp":
         config = {

@@ -135,7 +135,7 @@ def attention(s: Settings, key: str, packed: bool) -> str:
     if chosen := s.choice(key):
         return chosen
     if legacy in s.table.keys and s.given(legacy) and s.get(legacy):
-        return "flash"
+        return "flash-attn"
     return default_attention(s, key, packed)
 
 
@@ -209,7 +209,7 @@ def written_targets(run: Scenario, everything: object) -> Any:
 
 
 def written_attention(run: Scenario) -> str:
-    return {"flash": "flash_attention_2"}.get(run.attention, run.attention)
+    return {"flash": "flash_attention_2", "flash-attn": "flash_attention_2"}.get(run.attention, run.attention)
 
 
 def written_optimizer(run: Scenario, key: str) -> dict[str, Any]:

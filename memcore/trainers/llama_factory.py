@@ -113,7 +113,7 @@ def write_llama_factory(run: Scenario) -> dict[str, Any]:
         keys["use_reentrant_gc"] = run.gradient_checkpointing == "full-reentrant"
     if run.activation_offload:
         keys["use_unsloth_gc"] = True
-    keys["flash_attn"] = {"flash": "fa2", "eager": "disabled"}.get(run.attention, run.attention)
+    keys["flash_attn"] = {"flash": "fa2", "flash-attn": "fa2", "eager": "disabled"}.get(run.attention, run.attention)
     if run.software == "unsloth":
         keys["use_unsloth"] = True
     elif run.kernels == "fused" or run.loss == "fused-linear":
