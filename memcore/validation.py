@@ -133,10 +133,11 @@ def errors(signed: Iterable[float]) -> Errors:
 
 def summary() -> pd.DataFrame:
     """Errors by source, method and meter: source, method, meter, n, median, p90, worst, under."""
-    return _by(_validated(), ["source", "method", "meter_label"])
+    return by(_validated(), ["source", "method", "meter_label"])
 
 
-def _by(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+def by(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Errors of the rows that share some columns: those columns, n, median, p90, worst, under."""
     import pandas as pd
 
     rows = []
