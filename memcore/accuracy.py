@@ -87,25 +87,23 @@ def by_source(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def worst(frame: pd.DataFrame, most: int = 12) -> pd.DataFrame:
-    """The worst misses by name, those with one reason together, each with that reason or "not explained"; as the page prints them."""
+def worst(frame: pd.DataFrame, most: int = 12) -> list[str]:
+    """The worst misses by name, those with one reason together, each with that reason or "not explained"; in Markdown."""
     found = frame[frame["miss"]].sort_values("error", key=abs, ascending=False)
     alone = found["note"] == validation.NOT_EXPLAINED
     alike = found["note"].where(~alone, found["source"] + found["model"] + found["method"])
-    rows = []
-    for _, part in found.groupby(alike, sort=False):
-        first = part.iloc[0]
-        errors_ = ", ".join(dict.fromkeys(unbroken(signed_percent(e)) for e in part["error"].iloc[:SHOWN_ERRORS]))
-        rows.append(
-            {
-                "Runs": f"{', '.join(dict.fromkeys(m.rpartition('/')[2] for m in part['model']))}  \n:gray[{', '.join(_ids(part['id']))}]",
-                "Error": errors_ + (", …" if len(part) > SHOWN_ERRORS else ""),
-                "Settings of the worst": first["settings"],
-                "Reason": first["note"],
-                "Source": f"[{first['source']}]({first['address']})",
-            }
-        )
-    return pd.DataFrame(rows[:most])
+    return [_miss(part) for _, part in found.groupby(alike, sort=False)][:most]
+
+
+def _miss(part: pd.DataFrame) -> str:
+    """Some misses with one reason, the worst first."""
+    first = part.iloc[0]
+    models = ", ".join(dict.fromkeys(model.rpartition("/")[2].replace("_", "\\_") for model in part["model"]))
+    sizes = ", ".join(dict.fromkeys(unbroken(signed_percent(error)) for error in part["error"].iloc[:SHOWN_ERRORS]))
+    more = ", …" if len(part) > SHOWN_ERRORS else ""
+    reason = first["note"] if first["note"] != validation.NOT_EXPLAINED else f"**{first['note']}**"
+    about = f"{', '.join(_ids(part['id']))}; the worst: {first['settings']}"
+    return f"**{models}: {sizes}{more}** · {reason}. :gray[{about}.] [{first['source']}]({first['address']})"
 
 
 SHOWN_ERRORS = 6

@@ -60,15 +60,20 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     _every_run(request, frame)
 
 
+def beside_the_verdict(request: Request) -> None:
+    """How well runs like the one on the page were predicted."""
+    st.caption(f":material/target: {escape(accuracy.sentence(request.run))}")
+
+
 def _misses(frame) -> None:
     st.subheader("Worst misses", anchor=False)
     table = accuracy.worst(frame)
-    if table.empty:
+    if not table:
         st.success("None: every run is within 1 % for live tensors and 5 % for the whole card.", icon=":material/check_circle:")
         return
     st.caption("Live tensors off by more than 1 %, the whole card by more than 5 %, or a driver's figure outside the band.")
     with st.container(key="worst_misses"):
-        st.table(table, hide_index=True, border="horizontal", alt="Worst misses by name with their known reasons")
+        st.markdown("\n".join(f"- {line}" for line in table))
 
 
 def _every_run(request: Request, frame) -> None:

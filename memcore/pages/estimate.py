@@ -12,6 +12,7 @@ from memcore.links import METHODS
 from memcore.scenario import Scenario
 from memcore.units import format_bytes, format_count
 
+from . import accuracy
 from .controls import Request, set_controls
 from .fields import escape
 
@@ -32,6 +33,7 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     """The whole view, in the order of the questions."""
     breakdown = breakdowns[request.run.method]
     verdict(request, breakdown)
+    remarks = st.container(key="remarks")
     where_it_goes(request, breakdowns)
     fitting = st.container(key="what_would_fit")
     over_one_step(request, breakdown)
@@ -39,6 +41,8 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     published(request, breakdowns)
     with fitting:  # last, because it asks for many estimates: all else is there before it
         what_would_fit(request)
+    with remarks:
+        accuracy.beside_the_verdict(request)
 
 
 def verdict(request: Request, breakdown: MemoryBreakdown) -> None:
