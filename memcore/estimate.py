@@ -39,7 +39,7 @@ def basis_of(run: Scenario) -> list[Numeric]:
     labels = np.where(b == 1, 8 * s + 8, 8 * tokens)
     values = {
         "1": 1.0, "tokens": tokens, "tokens*s": tokens * length, "s": s, "s*s": s * length, "rank": r, "rank*tokens": r * tokens,
-        "1/n": 1 / n, "rank/n": r / n,
+        "tokens, n>1": tokens * (n > 1), "1/n": 1 / n, "rank/n": r / n,
         "b*ceil128(s)": b * np.ceil(s / 128) * 128, "b*ceil64(s)": b * np.ceil(s / 64) * 64, "sort": sort, "labels": labels, "chunk": chunk,
     }
     return [values[name] for name in BASIS]
@@ -197,7 +197,7 @@ def _product(coefficient: float, name: str, value: Numeric) -> str:
 
 BASIS_LABELS = {
     "tokens": "tokens", "tokens*s": "batch·length²", "s": "positions", "s*s": "positions²", "rank": "(rank)", "rank*tokens": "rank·tokens",
-    "b*ceil128(s)": "padded rows", "b*ceil64(s)": "padded rows", "sort": "partial sums", "labels": "bytes of labels", "chunk": "tokens of a chunk", "1/n": "(one GPU's share)", "rank/n": "(rank, one GPU's share)",
+    "b*ceil128(s)": "padded rows", "b*ceil64(s)": "padded rows", "sort": "partial sums", "labels": "bytes of labels", "chunk": "tokens of a chunk", "tokens, n>1": "tokens", "1/n": "(one GPU's share)", "rank/n": "(rank, one GPU's share)",
 }
 PHASE_LABELS = {
     "forward": "Forward pass", "loss": "Loss", "backward_loss": "Backward: loss and head", "backward_last_layer": "Backward: last layers",

@@ -179,7 +179,7 @@ class Layers:
         if m.kind == "layer":
             bias = self.parameter(ONE * m.size, width, flow.trains_base) if m.bias else None
             return op.layer_norm(tape, x, weight, rows, bias)
-        return op.rms_norm(tape, x, weight, rows, fp32_weight=m.kind == "rms-fp32-weight")
+        return op.rms_norm(tape, x, weight, rows, fp32_weight=m.kind == "rms-fp32-weight", one_plus=self.model.model_type.startswith("gemma"))
 
     def adapted(self, m: Linear) -> bool:
         return self.flow.adapters and adapters.reaches(self.model, m, self.flow.targets)
@@ -294,7 +294,8 @@ class Layers:
             fused = self.linear(roles["qkv"], x)
             sizes = [TOKENS * n for n in (shape.query_size, shape.key_size, shape.value_size)]
             if block.parallel and shape.num_key_value_heads == 1:  # Falcon: k and v are picked by index, which copies
-                return op.narrow(tape, fused, sizes[0]), op.clone(tape, op.narrow(tape, fused, sizes[1])), op.clone(tape, op.narrow(tape, fused, sizes[2]))
+                k, v = (op.gather(tape, fused, size, tape.new(ONE, op.INT64)) for size in sizes[1:])
+                return op.narrow(tape, fused, sizes[0]), k, v
             if block.rotary == "cat" and not block.parallel:  # Phi-3: three slices
                 return tuple(op.narrow(tape, fused, size) for size in sizes)
             return tuple(op.split(tape, fused, sizes))
@@ -323,7 +324,10 @@ class Layers:
         return op.add(tape, result, op.scale(tape, padded))
 
     def _rotation(self, block: Block) -> tuple[Tensor, Tensor]:
-        return self.cos, self.sin
+        if not self.model.model_type.startswith("glm") or block.rotary != "interleaved":
+            return self.cos, self.sin
+        size = SEQUENCE * block.attention.rotary_dim  # GLM repeats each number for its pair, in every layer
+        return tuple(self.tape.new(size, self.cos.width) for _ in range(2))
 
     def _rotate(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, copied: bool) -> Tensor:
         if self.flow.fused_kernels:
@@ -462,19 +466,21 @@ class Layers:
         k = experts.experts_per_token
         router = roles["router"]
         up_ranks, down_ranks = adapters.expert_ranks(self.model, experts, flow.targets) if flow.adapters else (0, 0)
-        logits = self._routing(router, x) if self.adapted(router) else self.base_linear(router, x)
-        probabilities = op._unary(tape, op.cast(tape, logits, FLOAT32), (None,))
-        top, chosen = op.top_k(tape, probabilities, TOKENS * k)
-        del probabilities
-        weights = op.cast(tape, op.scale(tape, top), logits.width)
-        del top, logits
+        seen = op.cast(tape, x, FLOAT32) if self.model.model_type.startswith(FLOAT32_ROUTER) else x
+        logits = self._routing(router, seen) if self.adapted(router) else self.base_linear(router, seen)
+        del seen
+        weights, chosen = self._route(logits, TOKENS * k, x.width)
+        del logits
         rows = TOKENS * (k * experts.hidden_size)
-        order, back = tape.new(TOKENS * k, op.INT64), tape.new(TOKENS * k, op.INT64)
+        order, sample, back = (tape.new(TOKENS * k, op.INT64) for _ in range(3))
         routed = op.gather(tape, x, rows, order)
-        weights = op.gather(tape, weights, TOKENS * k, order)
+        weights = op.gather(tape, weights, TOKENS * k, sample)
+        offsets = tape.new(ONE * experts.num_experts, op.INT32)
         wide = experts.intermediate_size * (2 if experts.gated else 1)
         up_weight = self._expert_weight(experts, wide, experts.hidden_size, up_ranks)
-        out = op.matmul(tape, routed, up_weight, TOKENS * (k * wide))
+        out = op.matmul(tape, routed, up_weight, TOKENS * (k * wide), beside=offsets)
+        if experts.bias:
+            out = op.add_rows(tape, out, TOKENS * k)
         del up_weight
         out = self._gate_experts(block, experts, out)
         down_weight = self._expert_weight(experts, experts.hidden_size, experts.intermediate_size, down_ranks)
@@ -483,10 +489,22 @@ class Layers:
         weighted = op.multiply(tape, out, weights)
         weighted = op.gather(tape, weighted, rows, back)
         result = op.cast(tape, op._unary(tape, weighted, (), elements=TOKENS * experts.hidden_size), x.width)
-        del routed, out, weighted, weights, order, back, chosen
+        del routed, out, weighted, weights, order, sample, back, chosen, offsets
         if "shared_down" in roles:
             result = op.add(tape, result, self._dense(block, roles, residual, "shared_"))
         return result
+
+    def _route(self, logits: Tensor, elements, width: int) -> tuple[Tensor, Tensor]:
+        """The weights of the chosen experts and their numbers: softmax over all in float32, then the largest; gpt-oss the other way round."""
+        tape, model_type = self.tape, self.model.model_type
+        if model_type == "gpt_oss":
+            top, chosen = op.top_k(tape, logits, elements)
+            return op._unary(tape, top, (None,)), chosen
+        probabilities = op._unary(tape, op.cast(tape, logits, FLOAT32), (None,))
+        top, chosen = op.top_k(tape, probabilities, elements)
+        if model_type != "deepseek_v2":  # the others divide by the sum of the chosen
+            top = op.normalise(tape, top)
+        return (top if model_type.startswith(FLOAT32_WEIGHTS) else op.cast(tape, top, width)), chosen
 
     def _gate_experts(self, block: Block, experts: Experts, both: Tensor) -> Tensor:
         tape = self.tape
@@ -531,6 +549,10 @@ class Layers:
 
 FLASH_PACKAGE = ("gemma2", "gemma3")
 """Model types measured with the flash-attn package: PyTorch's SDPA knows neither soft-capping nor sliding windows."""
+FLOAT32_ROUTER = ("deepseek", "kimi", "glm4_moe", "dots1")
+"""Model types whose router works in float32 and keeps its input so."""
+FLOAT32_WEIGHTS = ("mixtral", "deepseek")
+"""Model types whose experts are weighted in float32."""
 HALF_SOFTMAX = ("gpt2", "gpt_bigcode", "biogpt", "xglm", "opt")
 """Model types whose eager attention leaves the softmax in the dtype of the scores."""
 MIXERS = {"attention": "_attention", "latent_attention": "_latent_attention"}

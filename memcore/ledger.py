@@ -151,7 +151,7 @@ def _tensors(model: ModelArchitecture, s: Storing) -> Iterator[ParameterTensor]:
         if not (s.holds_embedding if name == "embed_tokens" else s.holds_head):
             continue
         size = model.embed_tokens.parameters if name == "embed_tokens" else head.weight_parameters
-        yield ParameterTensor(size, model.vocab_size, 1, width, True, "adapters", part="saved")
+        yield ParameterTensor(size, model.vocab_size, 1, outer, True, "adapters", part="saved")
 
 
 def _embedding_width(s: Storing, outer: float) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .tape import EFFICIENT_ROWS, FLASH_ROWS, INDEX, ONE, SCORES, TOKENS, WORKING, Tape, Tensor
 
-FLOAT32, HALF, BYTE, INT64 = 4, 2, 1, 8
+FLOAT32, HALF, BYTE, INT64, INT32 = 4, 2, 1, 8, 4
 SCORES_TERM, LOGITS_TERM = INDEX["attention_scores"], INDEX["logits"]
 
 
@@ -191,8 +191,9 @@ def concatenate(tape: Tape, parts: list[Tensor]) -> Tensor:
     return out
 
 
-def matmul(tape: Tape, x: Tensor, weight: Tensor, out_elements, *, bias: Tensor | None = None, term: int = WORKING) -> Tensor:
-    """x @ weight.T (+ bias): keeps x where the weight trains, the weight where x needs a gradient."""
+def matmul(tape: Tape, x: Tensor, weight: Tensor, out_elements, *, bias: Tensor | None = None, beside: Tensor | None = None, term: int = WORKING) -> Tensor:
+    """x @ weight.T (+ bias): keeps x where the weight trains, the weight where x needs a gradient; `beside`: the groups of a grouped product."""
+    tape.stop_early(tuple(i for i, keep in ((x, weight.requires_grad), (weight, x.requires_grad)) if keep))
     out = tape.new(out_elements, x.width, term)
     tape.note()
     x_shape, w_shape, width, need_x, need_w = x.elements, weight.elements, x.width, x.requires_grad, weight.requires_grad
@@ -215,7 +216,7 @@ def matmul(tape: Tape, x: Tensor, weight: Tensor, out_elements, *, bias: Tensor 
 
     bias_there = bias is not None
     inputs = (x, weight, bias) if bias_there else (x, weight)
-    tape.node(inputs, (out,), (*((x,) if need_w else ()), *((weight,) if need_x else ())), backward)
+    tape.node(inputs, (out,), (*((x,) if need_w else ()), *((weight,) if need_x else ()), *((beside,) if beside is not None else ())), backward)
     return out
 
 
@@ -322,10 +323,11 @@ def reduce_scatter(tape: Tape, x: Tensor, parts: int) -> Tensor:
     return out
 
 
-def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows, *, fp32_weight: bool) -> Tensor:
+def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows, *, fp32_weight: bool, one_plus: bool) -> Tensor:
     """Llama's RMSNorm in Python: float32 input and reciprocal root are kept, and the normalised x where the weight trains.
 
-    `fp32_weight`: Gemma, OLMo 2 and gpt-oss apply the weight in float32, so what is kept for it is twice as wide.
+    `fp32_weight`: Gemma, OLMo 2 and gpt-oss apply the weight in float32, so what is kept for it is twice as wide;
+    `one_plus`: Gemma multiplies by 1 + weight, a float32 vector that is kept too.
     """
     width = x.width
     x32 = cast(tape, x, FLOAT32)
@@ -339,7 +341,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows, *, fp32_weight:
     if weight is None:
         return cast(tape, normal, width)
     if fp32_weight:
-        weighted = multiply(tape, normal, _float_weight(tape, weight))
+        weighted = multiply(tape, normal, _float_weight(tape, weight) if one_plus else weight)
         del normal
         return cast(tape, weighted, width)
     normal = cast(tape, normal, width)
@@ -369,7 +371,7 @@ def layer_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows, bias: Tensor 
     """nn.LayerNorm: one kernel; input, mean and reciprocal deviation are kept. float32 under autocast."""
     if tape.autocast:
         x = cast(tape, x, FLOAT32)
-        weight, bias = (None if p is None else cast(tape, p, FLOAT32) for p in (weight, bias))
+        weight, bias = (None if p is None else cast(tape, p, FLOAT32, INDEX["weight_casts"]) for p in (weight, bias))
     out, statistics = tape.new(x.elements, x.width), tape.new(rows * 2, FLOAT32)
     tape.note()
     parameters = tuple(p for p in (weight, bias) if p is not None)
@@ -543,6 +545,30 @@ def top_k(tape: Tape, x: Tensor, elements) -> tuple[Tensor, Tensor]:
 
     tape.node((x,), (values,), (indices,), backward)
     return values, indices
+
+
+def normalise(tape: Tape, x: Tensor) -> Tensor:
+    """x / x.sum(-1): both are kept, one number a token beside the values."""
+    total = tape.new(TOKENS, x.width)
+    out = tape.new(x.elements, x.width)
+    tape.note()
+    shape, width = x.elements, x.width
+
+    def backward(tape, grads):
+        grad = tape.new(shape, width)
+        tape.note()
+        return [grad]
+
+    tape.node((x,), (out,), (out, total), backward)
+    return out
+
+
+def add_rows(tape: Tape, x: Tensor, rows) -> Tensor:
+    """A bias of its own for each row, picked by index: the index is kept."""
+    index, out = tape.new(rows, INT64), tape.new(x.elements, x.width)
+    tape.note()
+    tape.node((x,), (out,), (index,), lambda tape, grads: [grads[0]])
+    return out
 
 
 def gather(tape: Tape, x: Tensor, elements, index: Tensor) -> Tensor:

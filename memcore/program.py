@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from . import catalog, ledger, parallel
-from .architecture import Linear, ModelArchitecture
+from .architecture import Embedding, Linear, ModelArchitecture
 from .catalog import Sharding
 from .layers import Flow
 from .ledger import TERM_INDEX, ParameterTensor, Storing
@@ -79,6 +79,8 @@ def stages(run: Scenario) -> list[int]:
 @lru_cache(maxsize=4096)
 def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flight: int, *choices: object) -> Compiled:
     run = dict(zip(CHOICES, choices, strict=True))
+    if run["method"] == "full":
+        run["prepare_kbit"] = "none"  # preparation is for frozen weights
     of = run["pipeline_parallel_size"]
     part = Part(first=stage == 0, last=stage == of - 1, in_flight=in_flight)
     model = _model(run, stage)
@@ -91,13 +93,15 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
     if run["objective"] == "dpo" and run["method"] == "full":
         static[TERM_INDEX["reference"]] = static[TERM_INDEX["weights"]]
     gradients = ledger.gradient_bytes(parts, storing)
-    widening = storing.precision.gradient_bytes / flow.weight_width if flow.trains_base else 1.0
+    widening = max(storing.precision.gradient_bytes / flow.weight_width, 1.0) if flow.trains_base else 1.0
+    late = _late_gradients(model, parts, storing, flow, part, program.layer_gradients * widening)
     gathered = _Gathered(parts, flow, sharding)
     phases = {}
     for name, events in program.phases.items():
         full = np.zeros((len(events), N_TERMS, len(BASIS)))
         full[:, STEP_ROWS] = events
         full[:, TERM_INDEX["gradients"]] *= widening
+        full[:, TERM_INDEX["gradients"]] += late.get(name, 0.0)
         if sharding.shards_gradients:
             _share(full[:, TERM_INDEX["gradients"]])
         if offloads != "none":
@@ -124,6 +128,16 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
     starts = np.cumsum([0, *(len(p) for p in parts_of[:-1])])
     logits = pareto(events[:, TERM_INDEX["logits"], None])[:, 0]
     return Compiled(events, events.sum(axis=1), logits, starts, names, ledger.trained_parameters(parts), host)
+
+
+def _late_gradients(model: ModelArchitecture, parts: tuple[ParameterTensor, ...], storing: Storing, flow: Flow, part: Part, seen: np.ndarray) -> dict[str, np.ndarray]:
+    """Gradients that the tape's operations do not make, so that at the end of the backward pass all of the ledger's are there.
+
+    Mixers that are not measured run as stand-ins; position tables and per-layer embeddings get theirs with the embedding.
+    """
+    layers = ledger.gradient_bytes(tuple(p for p in parts if p.in_layer), storing) - seen
+    tables = sum(m.parameters for m in model.extra if isinstance(m, Embedding)) if flow.trains_base and part.first else 0
+    return {"backward_first_layer": layers, "backward_embedding": layers + ONE * (tables * max(flow.weight_width, storing.precision.gradient_bytes))}
 
 
 def _model(run: dict, stage: int) -> ModelArchitecture:

@@ -16,7 +16,7 @@ from . import operations as op
 from .architecture import Block, Embedding, ModelArchitecture
 from .layers import Flow, Layers
 from .losses import head_and_loss
-from .tape import ACTIVATIONS, GRADIENTS, INDEX, ONE, SCORES, SEQUENCE, SORT_ROWS, TERMS, TOKENS, WORKING, Event, Tape, Tensor
+from .tape import ACTIVATIONS, GRADIENTS, INDEX, ONE, SCORES, SEQUENCE, SEVERAL_TOKENS, SORT_ROWS, TERMS, TOKENS, WORKING, Event, Tape, Tensor
 
 PHASES = (
     "forward",
@@ -63,6 +63,8 @@ class Program:
     """The events of a whole step that can be a peak, by phase; parameter gradients of each phase are among the terms."""
 
     phases: dict[str, np.ndarray]  # events x TERMS x BASIS
+    layer_gradients: np.ndarray  # BASIS: parameter gradients of all layers, bytes
+    head_gradients: np.ndarray  # BASIS: and of final norm and head
 
 
 def _stack(events: list[Event]) -> np.ndarray:
@@ -205,7 +207,11 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
     total = head_gradients + grads_after[0] + segments[0].gradients
     if input_grad and part.first:
         phases["backward_embedding"].append(_embedding_backward(model, flow, total, size * width, trains_embedding))
-    return Program({name: pareto(np.concatenate(parts)) for name, parts in phases.items() if sum(len(p) for p in parts)})
+    return Program(
+        {name: pareto(np.concatenate(parts)) for name, parts in phases.items() if sum(len(p) for p in parts)},
+        (grads_after[0] + segments[0].gradients)[GRADIENTS],
+        head_gradients[GRADIENTS],
+    )
 
 
 def _outside_layers(model: ModelArchitecture, flow: Flow, part: Part, embedded: np.ndarray, input_grad: bool, trains_embedding: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -235,7 +241,7 @@ def _held_by_fsdp(segments: list[Segment], flow: Flow, size: np.ndarray) -> np.n
     """
     held = np.zeros_like(segments[0].kept)
     if flow.sharded_weights and flow.adapters and flow.checkpointing == "full-reentrant":
-        held[INDEX["checkpoints"]] = 2 * size * segments[-1].out_width
+        held[INDEX["checkpoints"]] = SEVERAL_TOKENS * (size @ TOKENS * 2 * segments[-1].out_width)
     return held
 
 

@@ -33,6 +33,7 @@ BASIS = (
     "sort",  # rows of partial sums in the embedding's backward pass, above 3072 tokens
     "labels",  # bytes of the shifted labels
     "chunk",  # tokens whose logits a fused linear loss holds at once
+    "tokens, n>1",  # tokens where there is more than one GPU, else nothing
     "1/n",  # a constant divided among n GPUs
     "rank/n",
 )
@@ -49,6 +50,7 @@ ONE, TOKENS, SCORES, SEQUENCE, SQUARE = (_unit(n) for n in ("1", "tokens", "toke
 RANK, RANK_TOKENS = _unit("rank"), _unit("rank*tokens")
 FLASH_ROWS, EFFICIENT_ROWS = _unit("b*ceil128(s)"), _unit("b*ceil64(s)")
 SORT_ROWS, LABELS, CHUNK = _unit("sort"), _unit("labels"), _unit("chunk")
+SEVERAL_TOKENS = _unit("tokens, n>1")
 SHARE, RANK_SHARE = _unit("1/n"), _unit("rank/n")
 
 TERMS = (
@@ -197,6 +199,15 @@ class Tape:
             self._frame.count += 1
         else:
             node.saved.append(self._hold(storage))
+
+    def stop_early(self, inputs: tuple) -> None:
+        """PyTorch saves an operation's inputs before it runs: a recomputation that needs no more ends before the output is made."""
+        frame = self._replay
+        if frame is not None and self.grad_enabled:
+            storages = [i.keeps or i.storage for i in inputs if i.storage is not None]
+            if storages and len(frame.stored) + len(storages) == frame.count:
+                frame.stored += [self._hold(s) for s in storages]
+                raise _EarlyStop
 
     def _hold(self, storage: Storage) -> Storage:
         if storage.saves == 0 and storage.term == WORKING:

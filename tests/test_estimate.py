@@ -116,9 +116,6 @@ class TestPublishedRuns:
         e = self.errors(live=False, gpus=1)
         assert e.n == 32 and e.median <= 0.06 and e.p90 <= 0.15
 
-    @pytest.mark.xfail(
-        strict=True, reason="Mistral's runs used the flash-attn package, which needs no mask at 4,096 tokens: median 1.6 %, target 1 %"
-    )
     def test_live_tensors_on_several_gpus(self):
         e = self.errors(live=True, gpus=2)
         assert e.n == 49 and e.median <= 0.01 and e.p90 <= 0.03 and e.under == 0

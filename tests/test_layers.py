@@ -92,21 +92,16 @@ FORMS = [
     *[form("qwen3-8b", mode, text) for mode, text in QWEN3.items()],
     *[form("gemma-2-9b", mode, text, GEMMA) for mode, text in GEMMA2.items()],
     *[form("gemma-3-12b-text", mode, text, GEMMA + " + 8d") for mode, text in GEMMA3.items()],
-    form(
-        "olmo-2-7b",
-        "full",
-        "20h + 16 + 12q + 12kv + 4a + 8i",
-        misses="a float32 copy of each norm's weight too much: Gemma makes 1 + w, OLMo 2 does not",
-    ),
+    form("olmo-2-7b", "full", "20h + 16 + 12q + 12kv + 4a + 8i"),
     form("phi-3-mini-4k", "full", "16h + 8 + 8i + 8q + 6kv + 4a"),  # v is a view: the fused qkv stays whole; o_proj's input is a copy
     form("phi-4", "full", "16h + 8 + 8i + 8q + 6kv + 4a"),
     form("pythia-6.9b", "full", "20h + 16 + 4a + 4i"),
     form("gpt2-xl", "full", "18h + 16 + 4a + 10i"),  # gelu_new in Python
     form("opt-1.3b", "full", "18h + 16 + 4a + 2i"),
-    form("glm-4-9b", "full", "16h + 8 + 8i + 6q + 4kv + 4a", "24 + 2S d", misses="each layer's own interleaved cos and sin"),
-    form("falcon-7b", "full", "8h + 8 + 4d + 4a + 2S + 4i", "32", misses="16 bytes"),  # a mask always: memory-efficient with a bias
-    form("mixtral-8x7b", "full", "16h + 12 + A + 4E + 40K + 4h K + 8i K", "24 + 4E", misses="16K bytes of routing indices per token"),
-    form("qwen3-30b-a3b", "full", "16h + 12 + A + 6q + 4a + 6kv + 4k + 4E + 38K + 4h K + 8i K", "24 + 4E", misses="routing indices"),
+    form("glm-4-9b", "full", "16h + 8 + 8i + 6q + 4kv + 4a", "24 + 2S d"),  # each layer's own cos and sin
+    form("falcon-7b", "full", "8h + 8 + 4d + 4a + 2S + 4i", "32"),  # a mask always: memory-efficient with a bias
+    form("mixtral-8x7b", "full", "16h + 12 + A + 4E + 40K + 4h K + 8i K", "24 + 4E"),
+    form("qwen3-30b-a3b", "full", "16h + 12 + A + 6q + 4a + 6kv + 4k + 4E + 38K + 4h K + 8i K", "24 + 4E"),
     form(
         "deepseek-v2-lite",
         "full",
@@ -175,19 +170,7 @@ def test_a_checkpointed_layer_keeps_its_input_and_nothing_else(name, mode, width
 
 MEASURED_OTHERWISE = {
     # model: (which of its steps, why)
-    "falcon-7b": (
-        lambda run: True,
-        "16 bytes; under autocast the float32 copies of frozen norms",
-    ),
-    "gpt-oss-20b": (lambda run: True, "routing, and a float32 copy of each norm's weight"),
-    "olmo-2-7b": (lambda run: True, "a float32 copy of each norm's weight"),
-    "mixtral-8x7b": (lambda run: run.gradient_checkpointing == "none", "16K bytes of routing indices per token"),
-    "qwen3-30b-a3b": (lambda run: True, "routing indices"),
-    "gpt2": (lambda run: run.method != "full" and run.autocast, "float32 copies of frozen norms are weight copies, not activations"),
-    "pythia-1.4b": (
-        lambda run: run.method != "full" and run.autocast and run.prepare_kbit == "none" and run.gradient_checkpointing == "none",
-        "the same",
-    ),
+    "gpt-oss-20b": (lambda run: run.method != "full", "8K bytes of routing per token where the experts are frozen"),
 }
 
 

@@ -54,9 +54,9 @@ KEEPS = [
     ("quantized product", lambda t, x: op.matmul_dequantized(t, x, ONE * 5000, TOKENS * 50), 0),
     ("int8 product", lambda t, x: op.matmul_dequantized(t, x, ONE * 5000, TOKENS * 50, keeps_input=True), 200),
     # Llama's norm in Python: float32 x, its reciprocal root a row; the normalised x where the weight trains
-    ("rms norm, frozen", lambda t, x: op.rms_norm(t, x, parameter(t, 100, False), TOKENS, fp32_weight=False), 400 + 4),
-    ("rms norm, trained", lambda t, x: op.rms_norm(t, x, parameter(t, 100, True), TOKENS, fp32_weight=False), 400 + 4 + 200),
-    ("rms norm, float32 weight", lambda t, x: op.rms_norm(t, x, parameter(t, 100, True), TOKENS, fp32_weight=True), 400 + 4 + 400),
+    ("rms norm, frozen", lambda t, x: op.rms_norm(t, x, parameter(t, 100, False), TOKENS, fp32_weight=False, one_plus=False), 400 + 4),
+    ("rms norm, trained", lambda t, x: op.rms_norm(t, x, parameter(t, 100, True), TOKENS, fp32_weight=False, one_plus=False), 400 + 4 + 200),
+    ("rms norm, float32 weight", lambda t, x: op.rms_norm(t, x, parameter(t, 100, True), TOKENS, fp32_weight=True, one_plus=False), 400 + 4 + 400),
     ("layer norm", lambda t, x: op.layer_norm(t, x, parameter(t, 100, True), TOKENS, parameter(t, 100, True)), 200 + 8),  # mean, deviation
     ("fused norm", lambda t, x: op.fused_norm(t, x, parameter(t, 100, True), TOKENS), 200 + 4),
 ]
