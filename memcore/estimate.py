@@ -64,7 +64,8 @@ class MemoryBreakdown:
         self._basis = basis
         self._cases = cases
         self._shape = np.broadcast_shapes(*(np.shape(v) for v in basis), *(np.shape(where) for where, _ in cases))
-        self._values = [evaluate(compiled.totals, basis) for _, compiled in cases]
+        self._small = [_small_states(compiled, basis) for _, compiled in cases]
+        self._values = [evaluate(compiled.totals, basis) + small for (_, compiled), small in zip(cases, self._small, strict=True)]
 
     def _choose(self, values: list) -> Numeric:
         """Each place of a grid from the case it belongs to."""
@@ -95,6 +96,8 @@ class MemoryBreakdown:
         result = {}
         for name in self.totals:
             per_case = [self._terms(compiled, values, name) for (_, compiled), values in zip(self._cases, self._values, strict=True)]
+            for terms, small in zip(per_case, self._small, strict=True):
+                terms[TERM_INDEX["optimizer_states"]] += small
             result[name] = {term.key: self._choose([t[i] for t in per_case]) for i, term in enumerate(ledger.TERMS)}
         return result
 
@@ -187,6 +190,8 @@ class MemoryBreakdown:
         """How a term's bytes come about, with this run's numbers: the very coefficients it was computed from."""
         row = self.coefficients(phase)[TERM_INDEX[term]]
         parts = [_product(c, name, value) for c, name, value in zip(row, BASIS, basis_of(self.run), strict=True) if c]
+        if term == "optimizer_states" and self._small[0]:
+            parts.append(f"{float(self._small[0]):,.0f}")
         return " + ".join(parts) or "0"
 
 
@@ -203,6 +208,13 @@ PHASE_LABELS = {
     "forward": "Forward pass", "loss": "Loss", "backward_loss": "Backward: loss and head", "backward_last_layer": "Backward: last layers",
     "backward_first_layer": "Backward: first layers", "backward_embedding": "Backward: embedding", "optimizer_step": "Optimizer step",
 }
+
+
+def _small_states(compiled: Compiled, basis: list[Numeric]) -> Numeric:
+    """Optimizer states of adapter matrices that are small at this rank. [bytes]"""
+    rank = basis[BASIS.index("rank")]
+    total = sum((np.where(rank * s.side < s.elements, s.per_rank * rank, 0.0) for s in compiled.small_states), np.float64(0.0))
+    return total * basis[BASIS.index("1/n")] if compiled.shares_states else total
 
 
 def _span(compiled: Compiled, phase: str) -> tuple[int, int]:

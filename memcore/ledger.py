@@ -278,6 +278,34 @@ def optimizer_bytes(parts: tuple[ParameterTensor, ...], s: Storing) -> np.ndarra
     return total
 
 
+@dataclass(frozen=True, slots=True)
+class SmallStates:
+    """Adapter matrices whose states are stored otherwise while rank x `side` is below `elements`: bytes per rank more."""
+
+    side: int
+    elements: int
+    per_rank: float
+
+
+def small_adapter_states(parts: tuple[ParameterTensor, ...], s: Storing) -> tuple[SmallStates, ...]:
+    """What 8-bit and paged optimizers keep for small adapter matrices beyond what `optimizer_bytes` counts for large ones.
+
+    bitsandbytes: tensors under 4,096 elements keep float32 states, and those under 100,000 are never paged.
+    """
+    o = s.optimizer
+    found = []
+    for p in parts:
+        if not (p.trains and p.of_rank):
+            continue
+        copies, side = p.copies * p.elements, int(p.elements)
+        resident = o.moments_fp32 * FLOAT32 + o.moments_8bit * (1 + FLOAT32 / o.block_size if o.block_size else 0)
+        if o.paged_min_elements:
+            found.append(SmallStates(side, o.paged_min_elements, copies * resident))
+        if o.moments_8bit:
+            found.append(SmallStates(side, o.min_8bit_elements, copies * o.moments_8bit * (FLOAT32 - 1 - FLOAT32 / o.block_size)))
+    return tuple(found)
+
+
 def optimizer_temporary_bytes(parts: tuple[ParameterTensor, ...], s: Storing) -> np.ndarray:
     """What is alive only while the optimizer steps: copies of all trained parameters (foreach), or of the largest tensor."""
     o = s.optimizer

@@ -138,14 +138,12 @@ class TestOptimizerStates:
         # bitsandbytes: from 100,000 elements; norms (65 of 4,096) stay
         assert terms(optimizer="paged_adamw_32bit")["optimizer_states"] == 8 * 65 * 4096
 
-    @pytest.mark.xfail(strict=True, reason="every adapter counts as paged; at rank 16 a 4,096-wide one has 65,536 elements and is not")
     def test_small_adapters_are_not_paged(self):
         # bitsandbytes Optimizer2State.get_state_buffer: p.numel() < 1e5 stays on the device
         sides = {m.name: (m.in_features, m.out_features) for b in LLAMA.layers[:1] for m in b.modules if isinstance(m, Linear)}
         resident = 32 * sum(16 * side for pair in sides.values() for side in pair if 16 * side < 100_000)
         assert terms(method="lora", optimizer="paged_adamw_32bit")["optimizer_states"] == 8 * resident
 
-    @pytest.mark.xfail(strict=True, reason="an adapter's 8-bit moments are never small; at rank 1 a matrix of 2,048 elements keeps float32")
     def test_small_adapters_keep_eight_bit_moments_in_float32(self):
         model = memcore.model("meta-llama/Llama-3.2-1B")
         fields = {"model": model, "method": "lora", "lora_rank": 1, "lora_target_modules": ("q_proj",)}
