@@ -24,7 +24,7 @@ DEFAULT_DEVICE = "NVIDIA GeForce RTX 4090"
 METHODS = {"full": "Full", "lora": "LoRA", "qlora": "QLoRA"}
 SIZES = LARGEST | getattr(scenario, "DEGREES", {})
 """Fields that are whole numbers from 1, with the largest that a Scenario takes."""
-VIEWS = ("Estimate", "Accuracy")
+VIEWS = ("Estimate", "Accuracy", "Method")
 SHOWN_LETTERS = 40
 MOST_MODULES = 64
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from . import catalog, configs, program
-from .architecture import ModelArchitecture
+from .architecture import Block, ModelArchitecture
 from .catalog import Device
 from .estimate import basis_of, estimate, evaluate
 from .scenario import LARGEST, NUMERIC, Numeric, Scenario, ScenarioError
@@ -179,8 +179,24 @@ def at_least(run: Scenario) -> float:
     if run.gpus_of_a_replica > 1 or run.activation_offload:
         return float(np.min(stored))
     width = LOGIT_BYTES * run.model.vocab_size if run.loss == "full-logits" else 0
-    width += 2 * run.model.hidden_size * (len(run.model.layers) - 1)
+    width += 2 * run.model.hidden_size * (len(run.model.layers) - 1) if run.gradient_checkpointing != "none" else _kept_at_least(run.model)
     return float(np.min(stored + run.tokens * width))
+
+
+@lru_cache(maxsize=1024)
+def _kept_at_least(model: ModelArchitecture) -> int:
+    """Bytes per token that layers keep without checkpointing whatever the method: 16-bit q, k and v, and what the MLP's product or activation needs."""
+    total = 0
+    for block, count in model.distinct_layers.items():
+        if block.attention is not None and "attention" in block.mixers:
+            total += count * 2 * (block.attention.query_size + block.attention.key_size + block.attention.value_size)
+        total += count * sum((4 if "gate" in block_roles(block) else 2) * m.in_features for m in block.modules if getattr(m, "role", "") == "down")
+    return total - max((2 * b.attention.query_size * 3 for b in model.distinct_layers if b.attention is not None), default=0)
+
+
+def block_roles(block: Block) -> set[str]:
+    """The roles of a block's modules."""
+    return {getattr(m, "role", "") for m in block.modules}
 
 
 @lru_cache(maxsize=1)
