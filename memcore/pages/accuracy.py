@@ -62,7 +62,7 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
 
 def beside_the_verdict(request: Request) -> None:
     """How well runs like the one on the page were predicted."""
-    st.caption(f":material/target: {escape(accuracy.sentence(request.run))}")
+    st.caption(f":material/target: {escape(accuracy.sentence(request.run))}", help=escape(validation.similar(request.run).sentence))
 
 
 def _misses(frame) -> None:
