@@ -188,11 +188,25 @@ class MemoryBreakdown:
 
     def formula(self, phase: str, term: str) -> str:
         """How a term's bytes come about, with this run's numbers: the very coefficients it was computed from."""
+        stored = self._cases[0][1].widths.get(term)
+        if stored:
+            return self._stored_formula(stored, float(self.phases[phase][term]))
         row = self.coefficients(phase)[TERM_INDEX[term]]
+        per_trained = float(self.phases[phase][term]) / max(float(self.trainable_parameters), 1.0)
+        if term in PER_TRAINED and per_trained and (per_trained * 256).is_integer():
+            return f"{float(self.trainable_parameters):,.0f} trained × {per_trained:.12g} bytes"
         parts = [_product(c, name, value) for c, name, value in zip(row, BASIS, basis_of(self.run), strict=True) if c]
         if term == "optimizer_states" and self._small[0]:
             parts.append(f"{float(self._small[0]):,.0f}")
         return " + ".join(parts) or "0"
+
+
+    def _stored_formula(self, stored: tuple[tuple[float, float, bool], ...], size: float) -> str:
+        """Parameters times their bytes, and what is kept once per matrix: code books and row scales."""
+        rank = float(self.run.lora_rank)
+        parts = [f"{elements:,.0f}{f' × {rank:,.0f} (rank)' if of_rank else ''} × {width:.12g} bytes" for elements, width, of_rank in stored]
+        rest = size - sum(elements * width * (rank if of_rank else 1) for elements, width, of_rank in stored)
+        return " + ".join([*parts, f"{rest:,.0f} bytes"] if rest >= 1 else parts)
 
 
 def _product(coefficient: float, name: str, value: Numeric) -> str:
@@ -200,6 +214,8 @@ def _product(coefficient: float, name: str, value: Numeric) -> str:
     return number if name == "1" else f"{number} × {float(value):,.0f} {BASIS_LABELS[name]}"
 
 
+PER_TRAINED = ("master_weights", "gradients", "optimizer_states", "optimizer_temporaries")
+"""Terms that are so many bytes for each trained parameter, where all of them are alike."""
 BASIS_LABELS = {
     "tokens": "tokens", "tokens*s": "batch·length²", "s": "positions", "s*s": "positions²", "rank": "(rank)", "rank*tokens": "rank·tokens",
     "b*ceil128(s)": "padded rows", "b*ceil64(s)": "padded rows", "sort": "partial sums", "labels": "bytes of labels", "chunk": "tokens of a chunk", "tokens, n>1": "tokens", "1/n": "(one GPU's share)", "rank/n": "(rank, one GPU's share)",

@@ -212,6 +212,15 @@ def weight_bytes(parts: tuple[ParameterTensor, ...], group: str) -> np.ndarray:
     return _sum(p.basis * (p.copies * p.elements * p.width) + ONE * (p.copies * p.overhead) for p in parts if p.group == group)
 
 
+def by_width(parts: tuple[ParameterTensor, ...], group: str) -> tuple[tuple[float, float, bool], ...]:
+    """(elements, bytes of one, per rank) of the stored parameters of one group, for the formula beside the number."""
+    found: dict[tuple[float, bool], float] = {}
+    for p in parts:
+        if p.group == group:
+            found[p.width, p.of_rank] = found.get((p.width, p.of_rank), 0.0) + p.copies * p.elements
+    return tuple((elements, width, of_rank) for (width, of_rank), elements in found.items())
+
+
 def packed_width(p: ParameterTensor) -> float:
     """Bytes of a packed weight without its scales: whole halves of a byte."""
     return int(p.width * 2) / 2

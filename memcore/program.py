@@ -42,6 +42,8 @@ class Compiled:
     phases: tuple[str, ...]
     trained: np.ndarray
     """BASIS: trainable parameters."""
+    widths: dict[str, tuple[tuple[float, float, bool], ...]]
+    """{term: (elements, bytes of one, per rank)} of the stored parameters, where they are whole on this GPU."""
     small_states: tuple[ledger.SmallStates, ...]
     """Optimizer states of small adapter matrices, which no line through the rank describes."""
     shares_states: bool
@@ -130,9 +132,10 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
     parts_of = [phases[name] for name in names]
     events = np.concatenate(parts_of)
     starts = np.cumsum([0, *(len(p) for p in parts_of[:-1])])
+    widths = {} if sharding.shards_weights else {"weights": ledger.by_width(parts, "weights"), "adapters": ledger.by_width(parts, "adapters")}
     small = ledger.small_adapter_states(parts, storing)
     logits = pareto(events[:, TERM_INDEX["logits"], None])[:, 0]
-    return Compiled(events, events.sum(axis=1), logits, starts, names, ledger.trained_parameters(parts), small if offloads == "none" else (), sharding.shards_optimizer, host)
+    return Compiled(events, events.sum(axis=1), logits, starts, names, ledger.trained_parameters(parts), widths, small if offloads == "none" else (), sharding.shards_optimizer, host)
 
 
 def _late_gradients(model: ModelArchitecture, parts: tuple[ParameterTensor, ...], storing: Storing, flow: Flow, part: Part, seen: np.ndarray) -> dict[str, np.ndarray]:
