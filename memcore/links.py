@@ -24,7 +24,7 @@ DEFAULT_DEVICE = "NVIDIA GeForce RTX 4090"
 METHODS = {"full": "Full", "lora": "LoRA", "qlora": "QLoRA"}
 SIZES = LARGEST | getattr(scenario, "DEGREES", {})
 """Fields that are whole numbers from 1, with the largest that a Scenario takes."""
-VIEWS = ("Estimate", "Accuracy", "Method")
+VIEWS = ("Estimate", "Trainer files", "Accuracy", "Method")
 SHOWN_LETTERS = 40
 MOST_MODULES = 64
 
@@ -77,6 +77,16 @@ def spell(values: Mapping[str, Any]) -> dict[str, list[str]]:
     known = controls()
     words = {key: (known[key].shows or known[key].write)(value) for key, value in values.items() if value != known[key].default}
     return {key: word if isinstance(word, list) else [word] for key, word in words.items()}
+
+
+def of_run(run: Scenario) -> dict[str, Any]:
+    """The values of the controls for a run, all but its model: that may have no name in the catalog."""
+    values = {name: getattr(run, name) for name in scenario.FIELDS if name != "model"}
+    if run.quantization == "none":  # the control is qlora's, whatever the method
+        del values["quantization"]
+    if run.lora_target_modules == "all-linear":
+        values["lora_target_modules"] = ()
+    return values
 
 
 def _controls() -> list[Control]:

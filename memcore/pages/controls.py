@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from memcore import links
+from memcore import links, presets
 from memcore.architecture import ModelArchitecture
 from memcore.catalog import Device
 from memcore.estimate import MemoryBreakdown, estimate
@@ -99,6 +99,7 @@ def top_bar() -> Any:
             label_visibility="collapsed",
             help="GiB is 2^30 bytes, as nvidia-smi counts; GB is 10^9 bytes, as on the box.",
         )
+        _presets()
         st.button("Reset", icon=":material/restart_alt:", on_click=_reset, help="All controls back to what a stock TRL and PEFT run does.")
     return bar
 
@@ -142,6 +143,26 @@ def answer(request: Request) -> tuple[Request, dict[str, MemoryBreakdown]]:
 def set_controls(**values: Any) -> None:
     """Put values into controls, from a button's callback."""
     st.session_state.update(values)
+
+
+def _presets() -> None:
+    """Well-known set-ups, each one click."""
+    with st.popover("Start from", icon=":material/bolt:", help="Well-known set-ups to start from."):
+        for preset in presets.presets().values():
+            st.button(
+                preset.label,
+                key=f"preset_{preset.name}",
+                type="tertiary",
+                help=escape(preset.notes),
+                on_click=_start_from,
+                args=(preset.name,),
+            )
+
+
+def _start_from(name: str) -> None:
+    preset = presets.presets()[name]
+    _reset()
+    set_controls(**links.of_run(preset.run), model=preset.run.model.name, device=preset.device.name)
 
 
 def _reset() -> None:

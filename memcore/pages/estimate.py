@@ -12,7 +12,7 @@ from memcore.links import METHODS
 from memcore.scenario import Scenario
 from memcore.units import format_bytes, format_count
 
-from . import accuracy
+from . import accuracy, whatif
 from .controls import Request, set_controls
 from .fields import escape
 
@@ -33,10 +33,14 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     """The whole view, in the order of the questions."""
     breakdown = breakdowns[request.run.method]
     verdict(request, breakdown)
+    whatif.make_it_fit(request, breakdown)
+    whatif.warnings(request)
     remarks = st.container(key="remarks")
     where_it_goes(request, breakdowns)
     fitting = st.container(key="what_would_fit")
     over_one_step(request, breakdown)
+    whatif.how_far(request, breakdown)
+    whatif.what_to_change(request, breakdown)
     every_number(request, breakdown)
     published(request, breakdowns)
     with fitting:  # last, because it asks for many estimates: all else is there before it

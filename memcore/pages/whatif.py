@@ -1,0 +1,170 @@
+"""What if: the change that makes it fit, every change with its price, what to watch out for, how far the device goes, and time."""
+
+from __future__ import annotations
+
+import html
+from functools import lru_cache
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from memcore import cautions, export, figures, figures_whatif, links, whatif
+from memcore.advice import Remedy
+from memcore.catalog import Device
+from memcore.estimate import MemoryBreakdown
+from memcore.scenario import Scenario
+from memcore.summary import verdict
+from memcore.units import format_bytes
+
+from .controls import Request, set_controls
+from .fields import escape
+
+WARNING = """<details class="warning"><summary><b aria-hidden="true">⚠</b> {text}</summary>
+<a href="{source}" target="_blank" rel="noopener">{source}</a></details>"""
+WARNING_STYLE = """<style>
+details.warning { font-size: 0.875rem; line-height: 1.6 }
+details.warning summary { cursor: pointer; list-style: none; white-space: nowrap; overflow: hidden; text-overflow: ellipsis }
+details.warning[open] summary { white-space: normal }
+details.warning b { color: #C77700; margin-right: 0.25em }
+details.warning a { margin-left: 1.5em }
+@media (max-width: 640px) { details.warning summary { white-space: normal } }
+</style>"""
+OPEN_WARNINGS = 3
+"""More than these are folded."""
+
+
+def make_it_fit(request: Request, breakdown: MemoryBreakdown) -> None:
+    """Where it does not surely fit: the cheapest plan, and one button that applies it."""
+    run, device, unit = request.run, request.device, request.unit
+    v = verdict(breakdown, device)
+    if v.word == "fits":
+        return
+    plan = whatif.plan_to_fit(run, device)
+    with st.container(
+        horizontal=True, border=True, vertical_alignment="center", horizontal_alignment="distribute", key="plan", gap="small"
+    ):
+        if plan is None:
+            said, larger = (
+                ("No three changes together make it surely fit.", None) if v.word == "tight" else whatif.nothing_helps(run, device, unit)
+            )
+            st.markdown(escape(said), width="stretch")
+            if larger:
+                st.button("Use that device", key="apply_plan", on_click=set_controls, kwargs={"device": larger.name})
+        else:
+            st.markdown(f":material/build: {whatif.plan_sentence(run, plan, device, unit)}", width="stretch")
+            st.button("Apply", key="apply_plan", type="primary", icon=":material/done:", on_click=apply, args=(plan.run, run))
+
+
+def apply(changed: Scenario, run: Scenario) -> None:
+    """Put a changed run into the controls."""
+    values = links.of_run(changed)
+    if changed.model != run.model:
+        values["model"] = changed.model.name
+    set_controls(**values)
+
+
+@lru_cache(maxsize=1024)
+def known_cautions(run: Scenario, device: Device) -> tuple[cautions.Caution, ...]:
+    return tuple(cautions.cautions(run, device))
+
+
+def warnings(request: Request) -> None:
+    """What people trip over and what applies here: a line each, cut to the width; opened, the whole sentence with its source."""
+    found = known_cautions(request.run, request.device)
+    if not found:
+        return
+    lines = "".join(WARNING.format(text=html.escape(caution.text), source=html.escape(caution.source)) for caution in found)
+    folded = len(found) > OPEN_WARNINGS
+    with st.expander(f"{len(found)} warnings from experience", icon=":material/warning:") if folded else st.container(key="warnings"):
+        st.html(WARNING_STYLE + lines)
+
+
+def what_to_change(request: Request, breakdown: MemoryBreakdown) -> None:
+    """Every change that could be made, what it saves, what it costs, and a button for it."""
+    word = verdict(breakdown, request.device).word
+    st.subheader("What to change", anchor=False)
+    found = whatif.remedies(request.run, request.device)
+    helping = [remedy for remedy in found if remedy.helps]
+    others = [remedy for remedy in found if not remedy.helps]
+    if word == "fits":
+        box: Any = st.expander(f"It fits. {len(helping)} changes would save more", key="more_savings", on_change="rerun")
+        if not box.open:
+            return
+    else:
+        box = st.container()
+    with box:
+        for remedy in helping:
+            _remedy(remedy, request)
+        if others:
+            with st.expander(f"{len(others)} changes that save nothing here, and why"):
+                for remedy in others:
+                    st.markdown(f"**{escape(remedy.label)}.** {escape(remedy.reason)}")
+        _csv(whatif.remedies_table(found), request, "remedies")
+
+
+def _remedy(remedy: Remedy, request: Request) -> None:
+    with st.container(horizontal=True, wrap=False, vertical_alignment="center", key=f"remedy_{remedy.key}"):
+        mark = ":material/check_circle:" if remedy.fits else ":material/trending_down:"
+        cost = f"Gives up {remedy.gives_up}. {escape(remedy.price)}"
+        st.markdown(
+            f"{mark} **{escape(remedy.label)}** · {whatif.effect(remedy, request.device, request.unit)}  \n:gray[{cost}]",
+            width="stretch",
+            help=f"Time: {escape(remedy.time_source)}. Remedy: {remedy.source}",
+        )
+        st.button("Apply", key=f"apply_{remedy.key}", on_click=apply, args=(remedy.run, request.run))
+
+
+def how_far(request: Request, breakdown: MemoryBreakdown) -> None:
+    """The frontier of length and batch, and memory against one thing at a time."""
+    run, device, unit = request.run, request.device, request.unit
+    st.subheader("How far can I go", anchor=False)
+    left, right = st.columns(2, gap="large")
+    needs = float(breakdown.device)
+    with left:
+        said = furthest(run, device.usable_bytes)
+        st.markdown(said)
+        table = whatif.frontier(request.by_method, device.usable_bytes)
+        figure = figures_whatif.how_far(table, (run.sequence_length, run.micro_batch_size), needs <= device.usable_bytes, run.method)
+        st.plotly_chart(figure, key="how_far", config=figures.CONFIG, alt=said)
+        _as_table(whatif.shown_frontier(table, run.sequence_length), table, request, "frontier")
+    with right:
+        axis = st.segmented_control(
+            "Memory against", list(whatif.AXES), default="sequence_length", key="axis", required=True, format_func=whatif.AXES.get
+        )
+        table = whatif.curves(request.by_method, axis)
+        own = whatif.own_value(run, axis)
+        window = whatif.window(table, needs, device.usable_bytes)
+        figure = figures_whatif.curves(table, axis, (own, needs), device.usable_bytes, run.method, window, unit)
+        st.plotly_chart(
+            figure,
+            key="curves",
+            config=figures.CONFIG,
+            alt=f"Memory against {whatif.AXES[axis].lower()}; this run needs {format_bytes(needs, unit)}",
+        )
+        _as_table(whatif.shown_curves(table, axis, own, unit), table, request, f"memory-by-{axis}")
+
+
+@lru_cache(maxsize=1024)
+def furthest(run: Scenario, budget: float) -> str:
+    return whatif.furthest(run, budget)
+
+
+def _as_table(shown: pd.DataFrame, table: pd.DataFrame, request: Request, what: str) -> None:
+    """The numbers of a chart, when asked for."""
+    with st.expander("As a table", key=f"table_{what}", on_change="rerun") as box:
+        if box.open:
+            st.table(shown, hide_index=True, border="horizontal")
+            _csv(table, request, what)
+
+
+def _csv(table: pd.DataFrame, request: Request, what: str) -> None:
+    st.download_button(
+        "Save as CSV",
+        lambda: export.to_csv(export.with_scenario(table, request.run, request.device)),
+        export.file_name(request.run).removesuffix(".csv") + f"-{what}.csv",
+        "text/csv",
+        on_click="ignore",
+        key=f"csv_{what}",
+        icon=":material/download:",
+    )
