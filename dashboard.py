@@ -2,9 +2,9 @@
 
 import streamlit as st
 
-from memcore.pages import accuracy, controls, estimate, method
+from memcore.pages import accuracy, controls, estimate, files, method
 
-VIEWS = {"Estimate": estimate.show, "Accuracy": accuracy.show, "Method": method.show}
+VIEWS = {"Estimate": estimate.show, "Trainer files": files.show, "Accuracy": accuracy.show, "Method": method.show}
 
 st.set_page_config("memcore: will this fine-tune fit?", page_icon="🧮", layout="wide", initial_sidebar_state=330)
 controls.open_link()

@@ -1,0 +1,168 @@
+"""Files in and out of the page: a trainer's file sets the controls and comes back the same; bad ones cost one sentence and nothing else."""
+
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+from test_dashboard import SCRIPT, needed_by, needs
+
+import memcore
+from memcore import exchange, links, solver
+from memcore.scenario import FIELDS
+from memcore.trainers import WRITABLE, TrainerFileError
+
+FILES = sorted((Path(__file__).parent / "trainer_files").glob("*.[!t]*"))
+RUN = memcore.Scenario(model=links.DEFAULT_MODEL)
+SMALL = memcore.model("HuggingFaceTB/SmolLM2-135M")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Which model would fit takes many estimates."""
+    none = solver.LargestModel(model=None, needs=0.0, parameters=0.0)
+    monkeypatch.setattr("memcore.pages.estimate.largest_model", lambda run, budget: none)
+
+
+@pytest.fixture
+def view():
+    app = AppTest.from_file(str(SCRIPT), default_timeout=60)
+    app.query_params["view"] = "Trainer files"
+    return app.run()
+
+
+def give(app, text):
+    app.text_area(key="trainer_text").set_value(text).run()
+    assert not app.exception
+    return app
+
+
+def errors(app):
+    return [e.value for e in app.error if not e.value.startswith("**Does not fit.**")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_applying_a_file_puts_its_run_into_the_controls(view, path):
+    text = path.read_text()
+    found = exchange.read(text, RUN.model)
+    give(view, text)
+    view.button(key="trainer_apply").click().run()
+    assert not view.exception and not errors(view)
+    assert needs(view) == needed_by(found.run)
+    for field in FIELDS:
+        if field == "quantization" and found.run.quantization == "none" or field == "lora_target_modules":
+            continue
+        shown = view.get_by_key(field).value
+        assert (tuple(shown) if isinstance(shown, list) else shown) == (
+            found.run.model.name if field == "model" else getattr(found.run, field)
+        )
+
+
+def test_every_field_the_file_sets_says_which_key_did():
+    found = exchange.read("base_model: Qwen/Qwen3-4B\nadapter: lora\nlora_r: 8\nsequence_len: 2048\nmicro_batch_size: 2", RUN.model)
+    table = exchange.fields_set(found, RUN).set_index("Field")
+    assert table.loc["sequence_length", "Because of"] == "sequence_len" and table.loc["sequence_length", "Becomes"] == "**2,048**"
+    assert table.loc["sequence_length", "Now"] == "4,096" and table.loc["micro_batch_size", "Because of"] == "micro_batch_size"
+    assert set(found.file.scenario_fields) <= set(table.index)
+
+
+def test_what_was_not_used_and_what_was_assumed_are_listed():
+    found = exchange.read("base_model: Qwen/Qwen3-4B\nadapter: lora\nlora_r: 8\nwandb_project: x\nsequence_lenght: 10", RUN.model)
+    left = exchange.not_used(found.file).set_index("Key")
+    assert "sequence_lenght" in left.index and "wandb_project" in exchange.without_effect(found.file)
+    defaults = exchange.assumed(found.file)
+    assert len(defaults) and defaults["Source"].str.len().min() > 5 and defaults["Source"].str.contains("https://").any()
+
+
+def test_an_unknown_model_borrows_the_pages_and_leaves_it_alone():
+    found = exchange.read("base_model: someone/private-9b\nadapter: lora\nlora_r: 8\nsequence_len: 1024", SMALL)
+    assert found.borrowed and found.run.model is SMALL and "model" not in found.controls
+    assert any("not in the catalog" in note for note in found.file.notes)
+
+
+@pytest.mark.parametrize("trainer", WRITABLE)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"method": "full", "optimizer": "adafactor", "sequence_length": 512},
+        {"method": "lora", "lora_target_modules": ("q_proj", "v_proj"), "lora_rank": 64},
+    ],
+    ids=["qlora", "full", "lora"],
+)
+def test_a_written_file_reads_back_as_the_same_run(trainer, changes):
+    run = RUN.replace(**changes)
+    assert exchange.read(exchange.write(run, trainer), run.model, trainer).run == run
+
+
+def test_the_page_writes_a_file_for_each_trainer(view):
+    for trainer in WRITABLE:
+        view.get_by_key("write_for").set_value(trainer).run()
+        assert not view.exception and [c for c in view.code if c.value.strip() == exchange.write(RUN, trainer).strip()]
+
+
+def test_files_are_named_after_model_method_and_trainer():
+    assert exchange.file_name(RUN, "axolotl") == "Llama-3.1-8B-qlora-axolotl.yaml"
+    assert exchange.file_name(RUN.replace(method="full"), "unsloth") == "Llama-3.1-8B-full-unsloth.py"
+
+
+BAD = {
+    "nothing of a trainer": "hello: world\nfoo: bar",
+    "a list": "- a\n- b",
+    "a bomb": "a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\nd: &d [*c,*c]\ne: [*d,*d]\nlora_r: *d\n" + "f: [*d,*d]\n" * 40,
+    "a tag": "!!python/object/apply:os.system ['true']",
+    "deep": "{" * 5000,
+    "cut json": '{"base_model": "x", "lora_r": ',
+    "negative": "base_model: Qwen/Qwen3-4B\nadapter: lora\nlora_r: -3",
+    "nan": "base_model: Qwen/Qwen3-4B\nadapter: lora\nlora_dropout: .nan",
+    "script": "<script>alert(1)</script>",
+    "prototype": '{"__proto__": {"lora_r": 3}}',
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+def test_a_bad_file_costs_one_sentence_and_nothing_else(view, text):
+    view.select_slider(key="micro_batch_size").set_value(2).run()
+    give(view, text)
+    (error,) = errors(view)
+    assert error.endswith("The page is as it was.") and "\n" not in error
+    assert view.text_area(key="trainer_text").value == text
+    assert view.select_slider(key="micro_batch_size").value == 2
+    view.get_by_key("view").set_value("Estimate").run()
+    assert needs(view) == needed_by(RUN.replace(micro_batch_size=2))
+
+
+def test_the_pasted_text_is_still_there_after_another_view(view):
+    give(view, "base_model: Qwen/Qwen3-4B\nadapter: lora\nlora_r: 8")
+    view.get_by_key("view").set_value("Accuracy").run()
+    view.get_by_key("view").set_value("Trainer files").run()
+    assert view.text_area(key="trainer_text").value.startswith("base_model: Qwen")
+
+
+def upload(app, name, data):
+    app.get_by_key("trainer_upload").upload(name, data).run()
+    assert not app.exception
+    return app
+
+
+def test_an_uploaded_file_is_read(view):
+    upload(view, "a.yaml", b"base_model: Qwen/Qwen3-4B\nadapter: lora\nlora_r: 8\nsequence_len: 1024")
+    view.button(key="trainer_apply").click().run()
+    assert view.selectbox(key="model").value == "Qwen/Qwen3-4B" and view.select_slider(key="lora_rank").value == 8
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00\x01binary", b"x" * 300_000], ids=["binary", "huge"])
+def test_an_upload_that_is_no_trainers_file_costs_one_sentence(view, data):
+    give(view, "base_model: Qwen/Qwen3-4B\nadapter: lora\nlora_r: 8")
+    upload(view, "weights.bin", data)
+    (error,) = errors(view)
+    assert error.startswith("weights.bin is")
+    assert view.text_area(key="trainer_text").value.startswith("base_model: Qwen")
+
+
+def test_an_empty_view_says_what_to_do(view):
+    assert any("Nothing to read yet" in i.value for i in view.info)
+
+
+def test_bad_text_raises_a_trainer_file_error():
+    with pytest.raises(TrainerFileError):
+        exchange.read("hello: world", RUN.model)
