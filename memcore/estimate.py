@@ -26,7 +26,7 @@ EMBEDDING_SORT_TOKENS = 3072
 
 def basis_of(run: Scenario) -> list[Numeric]:
     """The sizes of a run on one GPU, in the order of BASIS."""
-    b, length, r, replicas = (np.asarray(v, dtype=np.float64) for v in (run.sequences, run.sequence_length, run.lora_rank, run.data_parallel_size))
+    b, length, r, replicas = (np.asarray(v, dtype=np.float64) for v in (run.sequences, run.length, run.lora_rank, run.data_parallel_size))
     s = np.ceil(length / run.context_parallel_size)
     tokens = b * s
     n = replicas * run.context_parallel_size
@@ -39,6 +39,7 @@ def basis_of(run: Scenario) -> list[Numeric]:
     labels = np.where(b == 1, 8 * s + 8, 8 * tokens)
     values = {
         "1": 1.0, "tokens": tokens, "tokens*s": tokens * length, "s": s, "s*s": s * length, "rank": r, "rank*tokens": r * tokens,
+        "image tokens": b * float(run.image_tokens),
         "tokens, n>1": tokens * (n > 1), "1/n": 1 / n, "rank/n": r / n,
         "b*ceil128(s)": b * np.ceil(s / 128) * 128, "b*ceil64(s)": b * np.ceil(s / 64) * 64, "sort": sort, "labels": labels, "chunk": chunk,
     }
@@ -218,7 +219,7 @@ PER_TRAINED = ("master_weights", "gradients", "optimizer_states", "optimizer_tem
 """Terms that are so many bytes for each trained parameter, where all of them are alike."""
 BASIS_LABELS = {
     "tokens": "tokens", "tokens*s": "batch·length²", "s": "positions", "s*s": "positions²", "rank": "(rank)", "rank*tokens": "rank·tokens",
-    "b*ceil128(s)": "padded rows", "b*ceil64(s)": "padded rows", "sort": "partial sums", "labels": "bytes of labels", "chunk": "tokens of a chunk", "tokens, n>1": "tokens", "1/n": "(one GPU's share)", "rank/n": "(rank, one GPU's share)",
+    "b*ceil128(s)": "padded rows", "b*ceil64(s)": "padded rows", "sort": "partial sums", "labels": "bytes of labels", "chunk": "tokens of a chunk", "image tokens": "image tokens", "tokens, n>1": "tokens", "1/n": "(one GPU's share)", "rank/n": "(rank, one GPU's share)",
 }
 PHASE_LABELS = {
     "forward": "Forward pass", "loss": "Loss", "backward_loss": "Backward: loss and head", "backward_last_layer": "Backward: last layers",
@@ -285,4 +286,4 @@ def _masked(run: Scenario) -> np.ndarray:
     if run.attention == "flash-attn" or (run.attention == "flash" and run.model.model_type.startswith(FLASH_PACKAGE)):
         return np.asarray(False)
     windows = [b.attention.sliding_window for b in run.model.distinct_layers if b.attention is not None and b.attention.sliding_window]
-    return np.asarray(run.sequence_length) >= min(windows) if windows else np.asarray(False)
+    return np.asarray(run.length) >= min(windows) if windows else np.asarray(False)

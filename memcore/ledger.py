@@ -101,6 +101,7 @@ class Storing:
     prepare_kbit: str
     quantizes_head: bool
     fused_experts: bool
+    towers: str = "frozen"
     holds_embedding: bool = True
     holds_head: bool = True
 
@@ -145,8 +146,11 @@ def _tensors(model: ModelArchitecture, s: Storing) -> Iterator[ParameterTensor]:
         yield plain(head.out_features, 0, 1, outer)
     for m in model.extra if s.holds_embedding else ():
         yield from _module(model, m, 1, s, width, outer, norm, trains, False)
-    for tower in model.towers if s.holds_embedding else ():
-        yield ParameterTensor(tower.parameters, 0, 1, outer, False, "weights")
+    for tower in model.towers if s.holds_embedding and s.towers != "left-out" else ():
+        quantized = tower.linear_parameters if s.quantization.family == "bitsandbytes" and s.towers == "frozen" else 0
+        if quantized:
+            yield ParameterTensor(quantized, 0, 1, s.quantization.bytes_per_weight, False, "weights")
+        yield ParameterTensor(tower.parameters - quantized, 0, 1, outer, s.towers == "trained", "weights")
     for name in s.saved:
         if not (s.holds_embedding if name == "embed_tokens" else s.holds_head):
             continue

@@ -17,7 +17,7 @@ from .catalog import Sharding
 from .layers import Flow
 from .ledger import TERM_INDEX, ParameterTensor, Storing
 from .scenario import FIELDS, NUMERIC, Scenario
-from .step import PHASES, WHOLE, Part, compile_step, pareto
+from .step import PHASES, WHOLE, Part, compile_step, pareto, tower_activations
 from .tape import BASIS, ONE
 from .tape import TERMS as STEP_TERMS
 
@@ -100,6 +100,7 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
         static[TERM_INDEX["reference"]] = static[TERM_INDEX["weights"]]
     gradients = ledger.gradient_bytes(parts, storing)
     widening = max(storing.precision.gradient_bytes / flow.weight_width, 1.0) if flow.trains_base else 1.0
+    seen = tower_activations(model, flow) if run["towers"] == "trained" and part.first else None
     late = _late_gradients(model, parts, storing, flow, part, program.layer_gradients * widening)
     gathered = _Gathered(parts, flow, sharding)
     phases = {}
@@ -110,6 +111,8 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
         full[:, TERM_INDEX["gradients"]] += late.get(name, 0.0)
         if sharding.shards_gradients:
             _share(full[:, TERM_INDEX["gradients"]])
+        if seen is not None:
+            full[:, STEP_ROWS] += seen
         if offloads != "none":
             full[:, TERM_INDEX["gradients"]] = 0
         if run["activation_offload"]:
@@ -282,6 +285,7 @@ def _storing(run: dict, part: Part = WHOLE) -> Storing:
         prepare_kbit=run["prepare_kbit"],
         quantizes_head=software.quantizes_head or quantization.quantizes_head,
         fused_experts=software.fused_experts and quantization.family != "mlx",
+        towers=run["towers"],
         holds_embedding=part.first,
         holds_head=part.last,
     )

@@ -30,6 +30,7 @@ CHOICES = {
     "offload": ("none", "optimizer", "weights"),
     "pipeline_schedule": ("1f1b", "one-by-one"),
     "objective": ("sft", "dpo", "dpo-precomputed", "reward"),
+    "towers": ("frozen", "trained", "left-out"),
 }
 CATALOG_CHOICES = {"quantization": "quantizations", "precision": "precisions", "optimizer": "optimizers", "software": "software"}
 """Fields whose values are the rows of a catalog table, by the catalog function that reads it."""
@@ -44,6 +45,8 @@ LARGEST = {
 """Sizes: whole numbers from 1 to far beyond any run, so that a slip of the finger is told from a plan."""
 
 DEGREES = {"tensor_parallel_size": 2**10, "pipeline_parallel_size": 2**10, "context_parallel_size": 2**16, "gpus_per_node": 2**10}
+COUNTS = {"image_tokens": 2**24}
+"""Whole numbers that may be 0."""
 """How a model or its sequence is divided among GPUs: single whole numbers, since each changes which tensors there are."""
 SWITCHES = ("autocast", "sequence_parallel", "activation_offload")
 
@@ -122,6 +125,10 @@ class Scenario:
     """GPUs that divide each sequence's tokens."""
     objective: str = "sft"
     """What is learned: text ("sft"), preferences ("dpo": pairs, and a frozen reference unless its figures are precomputed), or a reward."""
+    towers: str = "frozen"
+    """Vision and audio encoders, where the model has them: frozen (their weights only), trained in full, or not loaded."""
+    image_tokens: int = 0
+    """Tokens that images add to each sequence, after the encoder's projector; a length limit for text does not cap them."""
     gpus_per_node: int = 8
     """GPUs of one machine: what hybrid sharding divides among, and how many share a host's memory."""
 
@@ -142,10 +149,10 @@ class Scenario:
             if not isinstance(value, (bool, np.bool_)):
                 raise ScenarioError(f"{name} ({_show(value)}) must be True or False")
             put(self, name, bool(value))
-        for name, largest in DEGREES.items():
-            value = getattr(self, name)
-            if not (type(value) is int and 0 < value <= largest):
-                raise ScenarioError(f"{name} ({_show(value)}) must be one whole number from 1 to {largest}")
+        for name, largest in (DEGREES | COUNTS).items():
+            value, least = getattr(self, name), int(name in DEGREES)
+            if not (type(value) is int and least <= value <= largest):
+                raise ScenarioError(f"{name} ({_show(value)}) must be one whole number from {least} to {largest}")
         for name, largest in LARGEST.items():
             value = getattr(self, name)
             if not (type(value) is int and 0 < value <= largest):
@@ -221,7 +228,12 @@ class Scenario:
     @property
     def tokens(self) -> Numeric:
         """Tokens in one forward pass on one GPU."""
-        return self.sequences * self.sequence_length
+        return self.sequences * self.length
+
+    @property
+    def length(self) -> Numeric:
+        """Tokens of one sequence, those of its images included."""
+        return self.sequence_length + self.image_tokens
 
     @property
     def gpus(self) -> Numeric:

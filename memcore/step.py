@@ -7,16 +7,32 @@ rank. `estimate` evaluates them; nothing here knows the sizes of a run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from . import operations as op
-from .architecture import Block, Embedding, ModelArchitecture
+from .architecture import Attention, Block, Embedding, Linear, ModelArchitecture, Norm, Tower
 from .layers import Flow, Layers
 from .losses import head_and_loss
-from .tape import ACTIVATIONS, GRADIENTS, INDEX, ONE, SCORES, SEQUENCE, SEVERAL_TOKENS, SORT_ROWS, TERMS, TOKENS, WORKING, Event, Tape, Tensor
+from .tape import (
+    ACTIVATIONS,
+    GRADIENTS,
+    IMAGE_TOKENS,
+    INDEX,
+    ONE,
+    SCORES,
+    SEQUENCE,
+    SEVERAL_TOKENS,
+    SORT_ROWS,
+    TERMS,
+    TOKENS,
+    WORKING,
+    Event,
+    Tape,
+    Tensor,
+)
 
 PHASES = (
     "forward",
@@ -212,6 +228,35 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
         (grads_after[0] + segments[0].gradients)[GRADIENTS],
         head_gradients[GRADIENTS],
     )
+
+
+PATCHES_PER_TOKEN = 4
+"""Image patches that become one token of the language model: 2 x 2 are merged in the Qwen-VL, InternVL and Pixtral families."""
+
+
+def tower_activations(model: ModelArchitecture, flow: Flow) -> np.ndarray:
+    """What trained encoders keep for their backward pass: layers like a vision transformer's, not measured. TERMS x BASIS."""
+    kept = np.zeros((len(TERMS), ONE.size))
+    for tower in model.towers:
+        encoder = _encoder(tower)
+        trained = replace(flow, trains_base=True, adapters=False, quantization="none", masked=False, attention="flash", fused_kernels=False, sequence_parallel=1)
+        segment = layer_segment(encoder, encoder.layers[0], trained, flow.outer_width, True, False)
+        kept += np.outer(segment.kept @ TOKENS, IMAGE_TOKENS) * (tower.num_layers * PATCHES_PER_TOKEN)
+    return kept
+
+
+@lru_cache(maxsize=64)
+def _encoder(tower: Tower) -> ModelArchitecture:
+    """A vision transformer of a tower's sizes: norms, attention and a plain MLP."""
+    h, i = max(tower.hidden_size, 64), max(tower.intermediate_size, 64)
+    shape = Attention(num_attention_heads=h // 64, num_key_value_heads=h // 64, head_dim=64, value_head_dim=64)
+    linears = [Linear(role, role, h, h, bias=True) for role in ("q", "k", "v", "o")] + [Linear("fc1", "up", h, i, bias=True), Linear("fc2", "down", i, h, bias=True)]
+    norms = (Norm("norm1", "input", h, kind="layer", bias=True), Norm("norm2", "pre_mlp", h, kind="layer", bias=True))
+    block = Block(modules=(*norms, *linears), attention=shape, activation="gelu", rotary="")
+    return ModelArchitecture(
+        name=tower.name, model_type="encoder", vocab_size=1, hidden_size=h, layers=(block,), embed_tokens=Embedding("patches", 1, h),
+        lm_head=Linear("head", "other", h, 1), final_norm=None, tie_word_embeddings=False,
+    )  # fmt: skip
 
 
 def _outside_layers(model: ModelArchitecture, flow: Flow, part: Part, embedded: np.ndarray, input_grad: bool, trains_embedding: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -51,6 +51,8 @@ def test_the_defaults_are_a_stock_qlora_run(run):
         "pipeline_schedule": "1f1b",
         "context_parallel_size": 1,
         "objective": "sft",
+        "towers": "frozen",
+        "image_tokens": 0,
         "gpus_per_node": 8,
     }
 
