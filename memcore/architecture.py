@@ -10,24 +10,43 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Union
-
 
 LINEAR_ROLES = (
     # attention: separate or fused projections, output
-    "q", "k", "v", "qkv", "o",
+    "q",
+    "k",
+    "v",
+    "qkv",
+    "o",
     # latent attention (DeepSeek): low-rank query and key-value paths
-    "q_a", "q_b", "kv_a", "kv_b",
+    "q_a",
+    "q_b",
+    "kv_a",
+    "kv_b",
     # MLP: gated (gate, up, down; or gate_up fused) or plain (up, down)
-    "gate", "up", "gate_up", "down",
+    "gate",
+    "up",
+    "gate_up",
+    "down",
     # mixture of experts: the router, and the shared expert's own MLP and gate
-    "router", "shared_gate", "shared_up", "shared_gate_up", "shared_down", "shared_router",
+    "router",
+    "shared_gate",
+    "shared_up",
+    "shared_gate_up",
+    "shared_down",
+    "shared_router",
     # anything else: counted, adapted by name, and given a plain product's memory
     "other",
 )
 NORM_ROLES = (
-    "input", "post_attention", "pre_mlp", "post_mlp",  # the residual stream, in the order a block meets them
-    "q", "k", "q_a", "kv_a",  # inside attention
+    "input",
+    "post_attention",
+    "pre_mlp",
+    "post_mlp",  # the residual stream, in the order a block meets them
+    "q",
+    "k",
+    "q_a",
+    "kv_a",  # inside attention
     "other",
 )
 
@@ -120,7 +139,7 @@ class Embedding:
         return self.num_embeddings * self.embedding_dim
 
 
-Module = Union[Linear, Norm, Experts, Weight, Embedding]
+Module = Linear | Norm | Experts | Weight | Embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,10 +38,22 @@ def basis_of(run: Scenario) -> list[Numeric]:
     sort = np.where(tokens > EMBEDDING_SORT_TOKENS, np.floor(tokens / 10) + np.minimum(tokens, vocabulary), 0.0)
     labels = np.where(b == 1, 8 * s + 8, 8 * tokens)
     values = {
-        "1": 1.0, "tokens": tokens, "tokens*s": tokens * length, "s": s, "s*s": s * length, "rank": r, "rank*tokens": r * tokens,
+        "1": 1.0,
+        "tokens": tokens,
+        "tokens*s": tokens * length,
+        "s": s,
+        "s*s": s * length,
+        "rank": r,
+        "rank*tokens": r * tokens,
         "image tokens": b * float(run.image_tokens),
-        "tokens, n>1": tokens * (n > 1), "1/n": 1 / n, "rank/n": r / n,
-        "b*ceil128(s)": b * np.ceil(s / 128) * 128, "b*ceil64(s)": b * np.ceil(s / 64) * 64, "sort": sort, "labels": labels, "chunk": chunk,
+        "tokens, n>1": tokens * (n > 1),
+        "1/n": 1 / n,
+        "rank/n": r / n,
+        "b*ceil128(s)": b * np.ceil(s / 128) * 128,
+        "b*ceil64(s)": b * np.ceil(s / 64) * 64,
+        "sort": sort,
+        "labels": labels,
+        "chunk": chunk,
     }
     return [values[name] for name in BASIS]
 
@@ -72,7 +84,9 @@ class MemoryBreakdown:
         """Each place of a grid from the case it belongs to."""
         if len(values) == 1:
             return values[0]
-        return np.select([np.broadcast_to(where, self._shape) for where, _ in self._cases], [np.broadcast_to(v, self._shape) for v in values])
+        return np.select(
+            [np.broadcast_to(where, self._shape) for where, _ in self._cases], [np.broadcast_to(v, self._shape) for v in values]
+        )
 
     @cached_property
     def parameters(self) -> int:
@@ -88,7 +102,9 @@ class MemoryBreakdown:
     def totals(self) -> dict[str, Numeric]:
         """{phase: bytes}: the largest moment of each phase of a step."""
         names = dict.fromkeys(name for _, compiled in self._cases for name in compiled.phases)
-        maxima = [dict(zip(c.phases, np.maximum.reduceat(v, c.starts), strict=True)) for (_, c), v in zip(self._cases, self._values, strict=True)]
+        maxima = [
+            dict(zip(c.phases, np.maximum.reduceat(v, c.starts), strict=True)) for (_, c), v in zip(self._cases, self._values, strict=True)
+        ]
         return {name: self._choose([m[name] for m in maxima]) for name in names}
 
     @cached_property
@@ -157,7 +173,9 @@ class MemoryBreakdown:
 
     def _held(self, overhead: Overhead) -> Numeric:
         """Blocks of the caching allocator that are free at the peak."""
-        return (overhead.allocated_share + self._several * overhead.several_allocated_share) * self.allocated + overhead.logits_share * self._logits
+        return (
+            overhead.allocated_share + self._several * overhead.several_allocated_share
+        ) * self.allocated + overhead.logits_share * self._logits
 
     @cached_property
     def _several(self) -> Numeric:
@@ -181,8 +199,17 @@ class MemoryBreakdown:
                 if size or key == "weights":
                     rows.append(
                         {
-                            "phase": phase, "phase_label": PHASE_LABELS[phase], "peak": phase == self.peak_phase, "term": key, "label": term.label, "group": term.group,
-                            "bytes": float(size), "share": float(size / self.totals[phase]), "formula": self.formula(phase, key), "meaning": term.meaning, "source": term.source,
+                            "phase": phase,
+                            "phase_label": PHASE_LABELS[phase],
+                            "peak": phase == self.peak_phase,
+                            "term": key,
+                            "label": term.label,
+                            "group": term.group,
+                            "bytes": float(size),
+                            "share": float(size / self.totals[phase]),
+                            "formula": self.formula(phase, key),
+                            "meaning": term.meaning,
+                            "source": term.source,
                         }
                     )
         return pd.DataFrame(rows)
@@ -201,11 +228,12 @@ class MemoryBreakdown:
             parts.append(f"{float(self._small[0]):,.0f}")
         return " + ".join(parts) or "0"
 
-
     def _stored_formula(self, stored: tuple[tuple[float, float, bool], ...], size: float) -> str:
         """Parameters times their bytes, and what is kept once per matrix: code books and row scales."""
         rank = float(self.run.lora_rank)
-        parts = [f"{elements:,.0f}{f' × {rank:,.0f} (rank)' if of_rank else ''} × {width:.12g} bytes" for elements, width, of_rank in stored]
+        parts = [
+            f"{elements:,.0f}{f' × {rank:,.0f} (rank)' if of_rank else ''} × {width:.12g} bytes" for elements, width, of_rank in stored
+        ]
         rest = size - sum(elements * width * (rank if of_rank else 1) for elements, width, of_rank in stored)
         return " + ".join([*parts, f"{rest:,.0f} bytes"] if rest >= 1 else parts)
 
@@ -218,12 +246,30 @@ def _product(coefficient: float, name: str, value: Numeric) -> str:
 PER_TRAINED = ("master_weights", "gradients", "optimizer_states", "optimizer_temporaries")
 """Terms that are so many bytes for each trained parameter, where all of them are alike."""
 BASIS_LABELS = {
-    "tokens": "tokens", "tokens*s": "batch·length²", "s": "positions", "s*s": "positions²", "rank": "(rank)", "rank*tokens": "rank·tokens",
-    "b*ceil128(s)": "padded rows", "b*ceil64(s)": "padded rows", "sort": "partial sums", "labels": "bytes of labels", "chunk": "tokens of a chunk", "image tokens": "image tokens", "tokens, n>1": "tokens", "1/n": "(one GPU's share)", "rank/n": "(rank, one GPU's share)",
+    "tokens": "tokens",
+    "tokens*s": "batch·length²",
+    "s": "positions",
+    "s*s": "positions²",
+    "rank": "(rank)",
+    "rank*tokens": "rank·tokens",
+    "b*ceil128(s)": "padded rows",
+    "b*ceil64(s)": "padded rows",
+    "sort": "partial sums",
+    "labels": "bytes of labels",
+    "chunk": "tokens of a chunk",
+    "image tokens": "image tokens",
+    "tokens, n>1": "tokens",
+    "1/n": "(one GPU's share)",
+    "rank/n": "(rank, one GPU's share)",
 }
 PHASE_LABELS = {
-    "forward": "Forward pass", "loss": "Loss", "backward_loss": "Backward: loss and head", "backward_last_layer": "Backward: last layers",
-    "backward_first_layer": "Backward: first layers", "backward_embedding": "Backward: embedding", "optimizer_step": "Optimizer step",
+    "forward": "Forward pass",
+    "loss": "Loss",
+    "backward_loss": "Backward: loss and head",
+    "backward_last_layer": "Backward: last layers",
+    "backward_first_layer": "Backward: first layers",
+    "backward_embedding": "Backward: embedding",
+    "optimizer_step": "Optimizer step",
 }
 
 

@@ -72,7 +72,9 @@ class Flow:
 @cache
 def by_role(block: Block) -> dict[str, Linear | Norm]:
     """The modules of a block that `Layers` looks for: linears by their role, norms by their role and "_norm"."""
-    return {m.role + ("_norm" if isinstance(m, Norm) else ""): m for m in block.modules if isinstance(m, (Norm, Linear)) and m.role != "other"}
+    return {
+        m.role + ("_norm" if isinstance(m, Norm) else ""): m for m in block.modules if isinstance(m, (Norm, Linear)) and m.role != "other"
+    }
 
 
 class Layers:
@@ -112,7 +114,15 @@ class Layers:
             elements = ONE * m.weight_parameters
             scratch = elements / 64 if flow.double_quant else None
             copies = 2 if flow.keeps_quantized_input else 1
-            result = op.matmul_dequantized(tape, inside, elements, out, scratch=scratch, copies=copies, keeps_input=flow.keeps_quantized_input or flow.quantization == "int8")
+            result = op.matmul_dequantized(
+                tape,
+                inside,
+                elements,
+                out,
+                scratch=scratch,
+                copies=copies,
+                keeps_input=flow.keeps_quantized_input or flow.quantization == "int8",
+            )
             del inside
             return op.cast(tape, result, x.width)
         width = flow.outer_width if width is None else width
@@ -179,7 +189,9 @@ class Layers:
         if m.kind == "layer":
             bias = self.parameter(ONE * m.size, width, flow.trains_base) if m.bias else None
             return op.layer_norm(tape, x, weight, rows, bias)
-        return op.rms_norm(tape, x, weight, rows, fp32_weight=m.kind == "rms-fp32-weight", one_plus=self.model.model_type.startswith("gemma"))
+        return op.rms_norm(
+            tape, x, weight, rows, fp32_weight=m.kind == "rms-fp32-weight", one_plus=self.model.model_type.startswith("gemma")
+        )
 
     def adapted(self, m: Linear) -> bool:
         return self.flow.adapters and adapters.reaches(self.model, m, self.flow.targets)
@@ -289,7 +301,9 @@ class Layers:
     def _project(self, block: Block, roles: dict, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tape, shape = self.tape, block.attention
         if self.flow.fused_qkv:
-            return tuple(op.split(tape, self._fused_qkv(block, x), [TOKENS * n for n in (shape.query_size, shape.key_size, shape.value_size)]))
+            return tuple(
+                op.split(tape, self._fused_qkv(block, x), [TOKENS * n for n in (shape.query_size, shape.key_size, shape.value_size)])
+            )
         if "qkv" in roles:
             fused = self.linear(roles["qkv"], x)
             sizes = [TOKENS * n for n in (shape.query_size, shape.key_size, shape.value_size)]
@@ -353,7 +367,14 @@ class Layers:
             if sinks:
                 return op.sink_attention(tape, q, k, v, out_elements, heads=heads), False
             return op.eager_attention(
-                tape, q, k, v, out_elements, heads=heads, softcap=shape.softcap, attention_dropout=shape.dropout > 0,
+                tape,
+                q,
+                k,
+                v,
+                out_elements,
+                heads=heads,
+                softcap=shape.softcap,
+                attention_dropout=shape.dropout > 0,
                 float32_softmax=model_type not in HALF_SOFTMAX,
             ), False
         q, k, v = self._lowered(q, k, v)
@@ -424,7 +445,13 @@ class Layers:
         size = self.model.hidden_size
         inner = max((m.out_features for m in linears), default=size)
         entry = Linear("mixer", "other", size, inner)
-        h = self.linear(entry, x) if not linears else self.linear(linears[0], x) if linears[0].in_features == size else self.base_linear(entry, x)
+        h = (
+            self.linear(entry, x)
+            if not linears
+            else self.linear(linears[0], x)
+            if linears[0].in_features == size
+            else self.base_linear(entry, x)
+        )
         h = op.activation(tape, h, "silu")
         h = op.multiply(tape, h, self._gate(h))
         back = Linear("mixer_out", "other", int(h.elements[1]), size)
@@ -523,7 +550,12 @@ class Layers:
         if not ranks:
             return weight
         a, b = (
-            op.cast(tape, self.parameter(RANK * (experts.num_experts * ranks * side), flow.adapter_width, True), flow.weight_width, INDEX["weight_casts"])
+            op.cast(
+                tape,
+                self.parameter(RANK * (experts.num_experts * ranks * side), flow.adapter_width, True),
+                flow.weight_width,
+                INDEX["weight_casts"],
+            )
             for side in (columns, rows)
         )
         return op.merged_weight(tape, a, b, elements, flow.weight_width)

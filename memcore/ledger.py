@@ -37,23 +37,142 @@ class Term:
 
 _AUTOGRAD = "PyTorch autograd: tools/autograd/derivatives.yaml"
 TERMS = (
-    Term("weights", "Weights", "weights", "parameters x bytes per weight", "The model itself: 2 bytes per parameter in 16 bits, about 0.52 where NF4 stores a linear layer.", "ZeRO (Rajbhandari et al. 2019), section 3.1; QLoRA (Dettmers et al. 2023), section 3"),
-    Term("reference", "Reference model", "weights", "parameters x bytes per weight", "DPO compares with a frozen copy of the model it started from; with adapters, that is the model without them.", "DPO (Rafailov et al. 2023), section 4"),
-    Term("adapters", "Adapters", "weights", "rank x (in + out) per adapted matrix x bytes", "LoRA's two small matrices, float32 in PEFT, and full copies of modules_to_save.", "LoRA (Hu et al. 2021), section 4.1"),
-    Term("master_weights", "Float32 master copy", "optimizer", "trained parameters x 4", "Kept by mixed-precision recipes so that small updates are not lost.", "Mixed Precision Training (Micikevicius et al. 2018); ZeRO, section 3.1"),
-    Term("gradients", "Gradients", "gradients", "trained parameters x bytes per gradient", "One number for each trained parameter, from its layer's backward pass to the optimizer step.", "ZeRO, section 3.1"),
-    Term("optimizer_states", "Optimizer states", "optimizer", "trained parameters x bytes of their moments", "Adam keeps two moments for each trained parameter.", "Adam (Kingma and Ba 2015); 8-bit Optimizers (Dettmers et al. 2022)"),
-    Term("optimizer_temporaries", "Optimizer temporaries", "optimizer", "copies made during the step", "What the optimizer allocates while it steps and frees at once.", "torch.optim, foreach implementation"),
-    Term("checkpoints", "Layer inputs kept (checkpointing)", "activations", "layers x tokens x hidden size x bytes", "Under gradient checkpointing only the input of each layer is kept.", "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost"),
-    Term("activations", "Activations", "activations", "tokens x bytes kept per token, over the layers", "Tensors of the forward pass that autograd keeps for the backward pass.", _AUTOGRAD),
-    Term("recomputed", "One layer, recomputed", "activations", "tokens x bytes kept per token of one layer", "Under gradient checkpointing one layer's activations exist again during its backward pass.", _AUTOGRAD),
-    Term("working", "Working tensors", "activations", "outputs and gradients of the operation at work", "Outputs, gradients and temporaries of the operation that runs at the peak.", _AUTOGRAD),
-    Term("attention_scores", "Attention scores", "activations", "batch x heads x length x length x bytes", "Stored only where no flash kernel runs; they grow with the square of the length.", "FlashAttention (Dao et al. 2022)"),
-    Term("logits", "Logits and loss", "logits", "tokens x vocabulary x bytes", "The head's output, its float32 copies and their gradients: up to 14 bytes for each token and vocabulary entry.", "Cut Your Losses in Large-Vocabulary Language Models (Wijmans et al. 2025)"),
-    Term("weight_casts", "16-bit copies of weights", "overhead", "float32 weights at work x 2", "Autocast copies float32 weights to 16 bits and keeps the copies for the backward pass.", "torch.autocast"),
-    Term("dequantized", "One matrix, dequantized", "overhead", "largest quantized matrix at work x 2", "Quantized weights are unpacked to 16 bits, one matrix at a time, at every use.", "QLoRA, section 3"),
-    Term("gathered", "Gathered weights", "overhead", "unsharded layers at work x bytes", "Under FSDP and ZeRO-3 the layers at work are whole on every GPU.", "FSDP (Zhao et al. 2023), section 3"),
-    Term("buckets", "Communication buckets", "overhead", "bucket size x 2", "Gradients are reduced through flat buffers.", "DeepSpeed ZeRO configuration, reduce_bucket_size"),
+    Term(
+        "weights",
+        "Weights",
+        "weights",
+        "parameters x bytes per weight",
+        "The model itself: 2 bytes per parameter in 16 bits, about 0.52 where NF4 stores a linear layer.",
+        "ZeRO (Rajbhandari et al. 2019), section 3.1; QLoRA (Dettmers et al. 2023), section 3",
+    ),
+    Term(
+        "reference",
+        "Reference model",
+        "weights",
+        "parameters x bytes per weight",
+        "DPO compares with a frozen copy of the model it started from; with adapters, that is the model without them.",
+        "DPO (Rafailov et al. 2023), section 4",
+    ),
+    Term(
+        "adapters",
+        "Adapters",
+        "weights",
+        "rank x (in + out) per adapted matrix x bytes",
+        "LoRA's two small matrices, float32 in PEFT, and full copies of modules_to_save.",
+        "LoRA (Hu et al. 2021), section 4.1",
+    ),
+    Term(
+        "master_weights",
+        "Float32 master copy",
+        "optimizer",
+        "trained parameters x 4",
+        "Kept by mixed-precision recipes so that small updates are not lost.",
+        "Mixed Precision Training (Micikevicius et al. 2018); ZeRO, section 3.1",
+    ),
+    Term(
+        "gradients",
+        "Gradients",
+        "gradients",
+        "trained parameters x bytes per gradient",
+        "One number for each trained parameter, from its layer's backward pass to the optimizer step.",
+        "ZeRO, section 3.1",
+    ),
+    Term(
+        "optimizer_states",
+        "Optimizer states",
+        "optimizer",
+        "trained parameters x bytes of their moments",
+        "Adam keeps two moments for each trained parameter.",
+        "Adam (Kingma and Ba 2015); 8-bit Optimizers (Dettmers et al. 2022)",
+    ),
+    Term(
+        "optimizer_temporaries",
+        "Optimizer temporaries",
+        "optimizer",
+        "copies made during the step",
+        "What the optimizer allocates while it steps and frees at once.",
+        "torch.optim, foreach implementation",
+    ),
+    Term(
+        "checkpoints",
+        "Layer inputs kept (checkpointing)",
+        "activations",
+        "layers x tokens x hidden size x bytes",
+        "Under gradient checkpointing only the input of each layer is kept.",
+        "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost",
+    ),
+    Term(
+        "activations",
+        "Activations",
+        "activations",
+        "tokens x bytes kept per token, over the layers",
+        "Tensors of the forward pass that autograd keeps for the backward pass.",
+        _AUTOGRAD,
+    ),
+    Term(
+        "recomputed",
+        "One layer, recomputed",
+        "activations",
+        "tokens x bytes kept per token of one layer",
+        "Under gradient checkpointing one layer's activations exist again during its backward pass.",
+        _AUTOGRAD,
+    ),
+    Term(
+        "working",
+        "Working tensors",
+        "activations",
+        "outputs and gradients of the operation at work",
+        "Outputs, gradients and temporaries of the operation that runs at the peak.",
+        _AUTOGRAD,
+    ),
+    Term(
+        "attention_scores",
+        "Attention scores",
+        "activations",
+        "batch x heads x length x length x bytes",
+        "Stored only where no flash kernel runs; they grow with the square of the length.",
+        "FlashAttention (Dao et al. 2022)",
+    ),
+    Term(
+        "logits",
+        "Logits and loss",
+        "logits",
+        "tokens x vocabulary x bytes",
+        "The head's output, its float32 copies and their gradients: up to 14 bytes for each token and vocabulary entry.",
+        "Cut Your Losses in Large-Vocabulary Language Models (Wijmans et al. 2025)",
+    ),
+    Term(
+        "weight_casts",
+        "16-bit copies of weights",
+        "overhead",
+        "float32 weights at work x 2",
+        "Autocast copies float32 weights to 16 bits and keeps the copies for the backward pass.",
+        "torch.autocast",
+    ),
+    Term(
+        "dequantized",
+        "One matrix, dequantized",
+        "overhead",
+        "largest quantized matrix at work x 2",
+        "Quantized weights are unpacked to 16 bits, one matrix at a time, at every use.",
+        "QLoRA, section 3",
+    ),
+    Term(
+        "gathered",
+        "Gathered weights",
+        "overhead",
+        "unsharded layers at work x bytes",
+        "Under FSDP and ZeRO-3 the layers at work are whole on every GPU.",
+        "FSDP (Zhao et al. 2023), section 3",
+    ),
+    Term(
+        "buckets",
+        "Communication buckets",
+        "overhead",
+        "bucket size x 2",
+        "Gradients are reduced through flat buffers.",
+        "DeepSpeed ZeRO configuration, reduce_bucket_size",
+    ),
     Term("inputs", "Token ids and labels", "overhead", "tokens x 16", "Two 64-bit integers for each token.", "PyTorch data types"),
 )
 LEDGER = {t.key: t for t in TERMS}
@@ -162,7 +281,9 @@ def _embedding_width(s: Storing, outer: float) -> float:
     return s.quantization.bytes_per_weight if s.quantization.quantizes_embedding else outer
 
 
-def _module(model: ModelArchitecture, m, copies: int, s: Storing, width: int, outer: float, norm: float, trains: bool, adapts: bool) -> Iterator[ParameterTensor]:
+def _module(
+    model: ModelArchitecture, m, copies: int, s: Storing, width: int, outer: float, norm: float, trains: bool, adapts: bool
+) -> Iterator[ParameterTensor]:
     if isinstance(m, Norm):
         if m.weight:
             yield ParameterTensor(m.size, 0, copies, norm, trains, "weights", in_layer=True)
@@ -186,13 +307,17 @@ def _module(model: ModelArchitecture, m, copies: int, s: Storing, width: int, ou
                 yield ParameterTensor(m.num_experts * rows * columns, m.num_experts * rows, copies, outer, trains, "weights", in_layer=True)
                 if ranks:
                     for side in (rows, columns):
-                        yield ParameterTensor(m.num_experts * ranks * side, side, copies, s.adapter_width, True, "adapters", of_rank=True, in_layer=True)
+                        yield ParameterTensor(
+                            m.num_experts * ranks * side, side, copies, s.adapter_width, True, "adapters", of_rank=True, in_layer=True
+                        )
         else:
             for rows, columns in ((m.intermediate_size, m.hidden_size),) * (2 if m.gated else 1) + ((m.hidden_size, m.intermediate_size),):
                 part = Linear(m.name, "other", columns, rows)
                 if adapts and s.targets is None:
                     for side in (rows, columns):
-                        yield ParameterTensor(side, side, copies * m.num_experts, s.adapter_width, True, "adapters", of_rank=True, in_layer=True)
+                        yield ParameterTensor(
+                            side, side, copies * m.num_experts, s.adapter_width, True, "adapters", of_rank=True, in_layer=True
+                        )
                 if s.quantization.family != "none":
                     yield _quantized(part, copies * m.num_experts, s, "layer")
                 else:
@@ -208,7 +333,18 @@ def _module(model: ModelArchitecture, m, copies: int, s: Storing, width: int, ou
 def _quantized(m: Linear, copies: int, s: Storing, part: str) -> ParameterTensor:
     q = s.quantization
     overhead = m.out_features * q.row_bits / 8 + q.tensor_bytes
-    return ParameterTensor(m.weight_parameters, m.out_features, copies, q.bytes_per_weight, False, "weights", overhead, in_layer=part == "layer", part=part, quantized=True)
+    return ParameterTensor(
+        m.weight_parameters,
+        m.out_features,
+        copies,
+        q.bytes_per_weight,
+        False,
+        "weights",
+        overhead,
+        in_layer=part == "layer",
+        part=part,
+        quantized=True,
+    )
 
 
 def weight_bytes(parts: tuple[ParameterTensor, ...], group: str) -> np.ndarray:

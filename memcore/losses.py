@@ -15,7 +15,9 @@ from .tape import CHUNK, INDEX, LABELS, ONE, TOKENS, Tape, Tensor
 
 def head_and_loss(layers: Layers, hidden: Tensor) -> tuple[Tensor, object]:
     """The loss, and whatever of the model's outputs the training loop keeps until the backward pass."""
-    return {"full-logits": _full_logits, "triton": _triton, "fused-linear": _fused_linear, "chunked": _chunked}[layers.flow.loss](layers, hidden)
+    return {"full-logits": _full_logits, "triton": _triton, "fused-linear": _fused_linear, "chunked": _chunked}[layers.flow.loss](
+        layers, hidden
+    )
 
 
 def head_trains(layers: Layers) -> bool:

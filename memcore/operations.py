@@ -14,7 +14,9 @@ FLOAT32, HALF, BYTE, INT64, INT32 = 4, 2, 1, 8, 4
 SCORES_TERM, LOGITS_TERM = INDEX["attention_scores"], INDEX["logits"]
 
 
-def _unary(tape: Tape, x: Tensor, saves: tuple, *, width: int | None = None, elements=None, term: int = WORKING, scratch: int = 0) -> Tensor:
+def _unary(
+    tape: Tape, x: Tensor, saves: tuple, *, width: int | None = None, elements=None, term: int = WORKING, scratch: int = 0
+) -> Tensor:
     """One input, one output; its gradient is one new tensor, after `scratch` temporaries of the same size."""
     out = tape.new(x.elements if elements is None else elements, width or x.width, term)
     tape.note()
@@ -191,7 +193,9 @@ def concatenate(tape: Tape, parts: list[Tensor]) -> Tensor:
     return out
 
 
-def matmul(tape: Tape, x: Tensor, weight: Tensor, out_elements, *, bias: Tensor | None = None, beside: Tensor | None = None, term: int = WORKING) -> Tensor:
+def matmul(
+    tape: Tape, x: Tensor, weight: Tensor, out_elements, *, bias: Tensor | None = None, beside: Tensor | None = None, term: int = WORKING
+) -> Tensor:
     """x @ weight.T (+ bias): keeps x where the weight trains, the weight where x needs a gradient; `beside`: the groups of a grouped product."""
     tape.stop_early(tuple(i for i, keep in ((x, weight.requires_grad), (weight, x.requires_grad)) if keep))
     out = tape.new(out_elements, x.width, term)
@@ -216,7 +220,9 @@ def matmul(tape: Tape, x: Tensor, weight: Tensor, out_elements, *, bias: Tensor 
 
     bias_there = bias is not None
     inputs = (x, weight, bias) if bias_there else (x, weight)
-    tape.node(inputs, (out,), (*((x,) if need_w else ()), *((weight,) if need_x else ()), *((beside,) if beside is not None else ())), backward)
+    tape.node(
+        inputs, (out,), (*((x,) if need_w else ()), *((weight,) if need_x else ()), *((beside,) if beside is not None else ())), backward
+    )
     return out
 
 
@@ -229,7 +235,9 @@ def merged_weight(tape: Tape, a: Tensor, b: Tensor, elements, width: int) -> Ten
     return out
 
 
-def matmul_dequantized(tape: Tape, x: Tensor, weight_elements, out_elements, *, scratch=None, copies: int = 1, keeps_input: bool = False) -> Tensor:
+def matmul_dequantized(
+    tape: Tape, x: Tensor, weight_elements, out_elements, *, scratch=None, copies: int = 1, keeps_input: bool = False
+) -> Tensor:
     """A quantized matrix unpacked to 16 bits for the product, forward and backward; nothing but the packed weight is kept.
 
     `scratch`: float32 scales unpacked first (double quantization); `copies`: 2 where the unpacked matrix is cast again.
@@ -454,7 +462,9 @@ def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, 
     return out
 
 
-def efficient_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int, head_dim: int, rows, bias: bool) -> Tensor:
+def efficient_attention(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int, head_dim: int, rows, bias: bool
+) -> Tensor:
     """The memory-efficient kernel, which a mask, unequal head widths or float32 lead to; a mask becomes a bias in q's dtype."""
     mask = tape.new(SCORES, q.width, SCORES_TERM) if bias else None
     out = tape.new(out_elements, q.width)
@@ -473,7 +483,9 @@ def efficient_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_element
     return out
 
 
-def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int, softcap: bool, attention_dropout: bool, float32_softmax: bool) -> Tensor:
+def eager_attention(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *, heads: int, softcap: bool, attention_dropout: bool, float32_softmax: bool
+) -> Tensor:
     """softmax(q k^T) v in Python: the probabilities and, where they are float32, their 16-bit copy are kept, both s*s."""
     scores = SCORES * heads
     width = q.width

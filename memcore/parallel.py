@@ -57,7 +57,9 @@ def _shard(block: Block, size: int) -> Block:
     attention = block.attention
     if attention is not None:
         attention = replace(
-            attention, num_attention_heads=attention.num_attention_heads // size, num_key_value_heads=max(attention.num_key_value_heads // size, 1)
+            attention,
+            num_attention_heads=attention.num_attention_heads // size,
+            num_key_value_heads=max(attention.num_key_value_heads // size, 1),
         )
     return replace(block, modules=tuple(_shard_module(m, attention, size) for m in block.modules), attention=attention)
 
@@ -74,7 +76,11 @@ def _shard_module(module: Module, attention: Attention | None, size: int) -> Mod
     if module.role not in COLUMN_ROLES:
         return module
     if attention is not None:
-        whole = {"k": attention.key_size, "v": attention.value_size, "qkv": attention.query_size + attention.key_size + attention.value_size}
+        whole = {
+            "k": attention.key_size,
+            "v": attention.value_size,
+            "qkv": attention.query_size + attention.key_size + attention.value_size,
+        }
         if module.role in whole:
             return replace(module, out_features=whole[module.role])
     return replace(module, out_features=-(-module.out_features // size))
@@ -89,7 +95,9 @@ def stage(model: ModelArchitecture, index: int, of: int) -> ModelArchitecture:
 def stage_span(layers: int, index: int, of: int) -> tuple[int, int]:
     """First layer of a stage and the one after its last; what does not divide evenly goes to the stages in the middle."""
     each, rest = divmod(layers, of)
-    order = sorted(range(of), key=lambda i: (min(i, of - 1 - i) == 0, i))  # first and last stage, which hold embedding and head, get extra layers last
+    order = sorted(
+        range(of), key=lambda i: (min(i, of - 1 - i) == 0, i)
+    )  # first and last stage, which hold embedding and head, get extra layers last
     sizes = [each + (1 if i in order[:rest] else 0) for i in range(of)]
     return sum(sizes[:index]), sum(sizes[: index + 1])
 

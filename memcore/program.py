@@ -135,20 +135,38 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
     parts_of = [phases[name] for name in names]
     events = np.concatenate(parts_of)
     starts = np.cumsum([0, *(len(p) for p in parts_of[:-1])])
-    widths = {} if sharding.shards_weights else {"weights": ledger.by_width(parts, "weights"), "adapters": ledger.by_width(parts, "adapters")}
+    widths = (
+        {} if sharding.shards_weights else {"weights": ledger.by_width(parts, "weights"), "adapters": ledger.by_width(parts, "adapters")}
+    )
     small = ledger.small_adapter_states(parts, storing)
     logits = pareto(events[:, TERM_INDEX["logits"], None])[:, 0]
-    return Compiled(events, events.sum(axis=1), logits, starts, names, ledger.trained_parameters(parts), widths, small if offloads == "none" else (), sharding.shards_optimizer, host)
+    return Compiled(
+        events,
+        events.sum(axis=1),
+        logits,
+        starts,
+        names,
+        ledger.trained_parameters(parts),
+        widths,
+        small if offloads == "none" else (),
+        sharding.shards_optimizer,
+        host,
+    )
 
 
-def _late_gradients(model: ModelArchitecture, parts: tuple[ParameterTensor, ...], storing: Storing, flow: Flow, part: Part, seen: np.ndarray) -> dict[str, np.ndarray]:
+def _late_gradients(
+    model: ModelArchitecture, parts: tuple[ParameterTensor, ...], storing: Storing, flow: Flow, part: Part, seen: np.ndarray
+) -> dict[str, np.ndarray]:
     """Gradients that the tape's operations do not make, so that at the end of the backward pass all of the ledger's are there.
 
     Mixers that are not measured run as stand-ins; position tables and per-layer embeddings get theirs with the embedding.
     """
     layers = ledger.gradient_bytes(tuple(p for p in parts if p.in_layer), storing) - seen
     tables = sum(m.parameters for m in model.extra if isinstance(m, Embedding)) if flow.trains_base and part.first else 0
-    return {"backward_first_layer": layers, "backward_embedding": layers + ONE * (tables * max(flow.weight_width, storing.precision.gradient_bytes))}
+    return {
+        "backward_first_layer": layers,
+        "backward_embedding": layers + ONE * (tables * max(flow.weight_width, storing.precision.gradient_bytes)),
+    }
 
 
 def _model(run: dict, stage: int) -> ModelArchitecture:
@@ -235,7 +253,11 @@ class _Gathered:
 
 def _flow(run: dict, masked: bool, dropout: bool, sharding: Sharding) -> Flow:
     """What of a run decides which tensors there are."""
-    precision, quantization, software = catalog.precisions()[run["precision"]], catalog.quantizations()[run["quantization"]], catalog.software()[run["software"]]
+    precision, quantization, software = (
+        catalog.precisions()[run["precision"]],
+        catalog.quantizations()[run["quantization"]],
+        catalog.software()[run["software"]],
+    )
     width, autocast, method = precision.weight_bytes, run["autocast"], run["method"]
     if sharding.shards_weights and method == "full" and autocast:
         width, autocast = ledger.HALF, False  # FSDP's mixed precision: shards stay as they are, what is gathered is 16-bit

@@ -23,7 +23,11 @@ def record(name: str, config: dict[str, Any]) -> str:
     config = {k: v for k, v in config.items() if k not in LEFT_OUT}
     lines = ["[[model]]", f"id = {json.dumps(name)}", 'release = ""  # year-month']
     lines += [f"context_length = {model.max_position_embeddings}", 'license = ""', "gated = false"]
-    lines += [f"# published_parameters =   # counted: {model.parameters:_}", 'published_source = ""', 'source = ""  # where the config was seen']
+    lines += [
+        f"# published_parameters =   # counted: {model.parameters:_}",
+        'published_source = ""',
+        'source = ""  # where the config was seen',
+    ]
     lines += ['basis = "read"', f"checked = {date.today().isoformat()}"]
     nulls = list(_nulls(config))
     lines += [f"null_keys = {json.dumps(nulls)}"] if nulls else []

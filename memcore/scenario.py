@@ -96,7 +96,7 @@ class Scenario:
     gradient_checkpointing: str = "full"
     """"full" keeps only the input of each layer and recomputes the rest, "full-reentrant" does so the older way."""
     attention: str = "flash"
-    """"flash" is PyTorch's own where it can, "flash-attn" that package, which needs no mask for sliding windows; "sdpa" has a padding mask, "eager" stores the scores."""
+    """"flash" is PyTorch's own, "flash-attn" the package, which needs no mask for sliding windows; "sdpa" has a padding mask, "eager" stores scores."""
     loss: str = "full-logits"
     """How the loss is computed: from all logits at once, by a Triton kernel, fused with the head (Liger), or in chunks."""
     kernels: str = "torch"
@@ -205,15 +205,25 @@ class Scenario:
             except ParallelError as error:
                 raise ScenarioError(f"{error}; choose another tensor_parallel_size") from None
         if self.pipeline_parallel_size > len(self.model.layers):
-            raise ScenarioError(f"pipeline_parallel_size ({self.pipeline_parallel_size}) exceeds the {len(self.model.layers)} layers of {self.model.name}")
+            raise ScenarioError(
+                f"pipeline_parallel_size ({self.pipeline_parallel_size}) exceeds the {len(self.model.layers)} layers of {self.model.name}"
+            )
         if self.sequence_parallel and self.tensor_parallel_size == 1:
-            raise ScenarioError("sequence_parallel (True) divides tokens among the GPUs of tensor_parallel_size (1); choose a larger tensor_parallel_size, or False")
+            raise ScenarioError(
+                "sequence_parallel (True) divides tokens among the GPUs of tensor_parallel_size (1); choose a larger tensor_parallel_size, or False"
+            )
         if self.offload != "none" and self.sharding == "none":
-            raise ScenarioError(f"offload ({self.offload!r}) is for sharded runs; choose sharding 'zero2' or 'fsdp' (also on one GPU), or offload 'none'")
+            raise ScenarioError(
+                f"offload ({self.offload!r}) is for sharded runs; choose sharding 'zero2' or 'fsdp' (also on one GPU), or offload 'none'"
+            )
         if self.offload == "weights" and not self.sharding.startswith(("fsdp", "hsdp")):
-            raise ScenarioError(f"offload ('weights') needs weights that are sharded; choose sharding 'fsdp', or offload 'optimizer' with {self.sharding!r}")
+            raise ScenarioError(
+                f"offload ('weights') needs weights that are sharded; choose sharding 'fsdp', or offload 'optimizer' with {self.sharding!r}"
+            )
         if self.activation_offload and self.gradient_checkpointing == "none":
-            raise ScenarioError("activation_offload (True) moves the inputs of checkpointed layers; choose gradient_checkpointing 'full', or False")
+            raise ScenarioError(
+                "activation_offload (True) moves the inputs of checkpointed layers; choose gradient_checkpointing 'full', or False"
+            )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Scenario):

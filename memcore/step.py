@@ -218,8 +218,12 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
     halfway = len(segments) / 2
     for position, segment in places:
         if len(segment.backward):
-            base = outside + kept_mask + kept_before[position] + head_gradients + grads_after[position] + held * (len(segments) - 1 - position)
-            phases["backward_first_layer" if position < halfway else "backward_last_layer"].append(_own_gradients_whole(segment.backward, flow) + base)
+            base = (
+                outside + kept_mask + kept_before[position] + head_gradients + grads_after[position] + held * (len(segments) - 1 - position)
+            )
+            phases["backward_first_layer" if position < halfway else "backward_last_layer"].append(
+                _own_gradients_whole(segment.backward, flow) + base
+            )
     total = head_gradients + grads_after[0] + segments[0].gradients
     if input_grad and part.first:
         phases["backward_embedding"].append(_embedding_backward(model, flow, total, size * width, trains_embedding))
@@ -239,7 +243,16 @@ def tower_activations(model: ModelArchitecture, flow: Flow) -> np.ndarray:
     kept = np.zeros((len(TERMS), ONE.size))
     for tower in model.towers:
         encoder = _encoder(tower)
-        trained = replace(flow, trains_base=True, adapters=False, quantization="none", masked=False, attention="flash", fused_kernels=False, sequence_parallel=1)
+        trained = replace(
+            flow,
+            trains_base=True,
+            adapters=False,
+            quantization="none",
+            masked=False,
+            attention="flash",
+            fused_kernels=False,
+            sequence_parallel=1,
+        )
         segment = layer_segment(encoder, encoder.layers[0], trained, flow.outer_width, True, False)
         kept += np.outer(segment.kept @ TOKENS, IMAGE_TOKENS) * (tower.num_layers * PATCHES_PER_TOKEN)
     return kept
@@ -250,7 +263,10 @@ def _encoder(tower: Tower) -> ModelArchitecture:
     """A vision transformer of a tower's sizes: norms, attention and a plain MLP."""
     h, i = max(tower.hidden_size, 64), max(tower.intermediate_size, 64)
     shape = Attention(num_attention_heads=h // 64, num_key_value_heads=h // 64, head_dim=64, value_head_dim=64)
-    linears = [Linear(role, role, h, h, bias=True) for role in ("q", "k", "v", "o")] + [Linear("fc1", "up", h, i, bias=True), Linear("fc2", "down", i, h, bias=True)]
+    linears = [Linear(role, role, h, h, bias=True) for role in ("q", "k", "v", "o")] + [
+        Linear("fc1", "up", h, i, bias=True),
+        Linear("fc2", "down", i, h, bias=True),
+    ]
     norms = (Norm("norm1", "input", h, kind="layer", bias=True), Norm("norm2", "pre_mlp", h, kind="layer", bias=True))
     block = Block(modules=(*norms, *linears), attention=shape, activation="gelu", rotary="")
     return ModelArchitecture(
@@ -259,14 +275,18 @@ def _encoder(tower: Tower) -> ModelArchitecture:
     )  # fmt: skip
 
 
-def _outside_layers(model: ModelArchitecture, flow: Flow, part: Part, embedded: np.ndarray, input_grad: bool, trains_embedding: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _outside_layers(
+    model: ModelArchitecture, flow: Flow, part: Part, embedded: np.ndarray, input_grad: bool, trains_embedding: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What is made before the layers: alive until their backward pass; the mask in the forward pass, and where checkpointed layers hold it."""
     outside = np.zeros((len(TERMS), ONE.size))
     mask = outside.copy()
     width = model_width(flow)
     rotary = max((b.attention.rotary_dim for b in model.distinct_layers if b.attention is not None), default=0)
     tables = 2 if model.model_type.startswith("gemma3") else 1  # local and global positions
-    outside[ACTIVATIONS] += (SEQUENCE * (2 * width) + ONE * op.FLOAT32) * (rotary * tables)  # cos and sin; two float32 frequency buffers of half a head
+    outside[ACTIVATIONS] += (SEQUENCE * (2 * width) + ONE * op.FLOAT32) * (
+        rotary * tables
+    )  # cos and sin; two float32 frequency buffers of half a head
     if flow.masked or flow.attention == "sdpa":
         mask[INDEX["attention_scores"]] += SCORES * op.BYTE  # handed to every layer
     if flow.attention == "eager":

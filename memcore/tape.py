@@ -66,7 +66,9 @@ TERMS = (
     "gradients",
 )
 INDEX = {name: i for i, name in enumerate(TERMS)}
-WORKING, ACTIVATIONS, RECOMPUTED, CHECKPOINTS, GRADIENTS = (INDEX[n] for n in ("working", "activations", "recomputed", "checkpoints", "gradients"))
+WORKING, ACTIVATIONS, RECOMPUTED, CHECKPOINTS, GRADIENTS = (
+    INDEX[n] for n in ("working", "activations", "recomputed", "checkpoints", "gradients")
+)
 
 
 class Storage:

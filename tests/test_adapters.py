@@ -39,6 +39,9 @@ def test_naming_the_old_projections_adapts_the_stacked_experts():
 def test_bitsandbytes_leaves_stacked_experts_in_16_bits():
     """bitsandbytes issues 1849 and 1965: with transformers 5 most of a mixture's weights stay 16-bit."""
     model = memcore.model("mistralai/Mixtral-8x7B-v0.1")
-    weights = {s: estimate(memcore.Scenario(model=model, method="qlora", software=s)).phases["optimizer_step"]["weights"] for s in ("transformers-5", "transformers-4.48")}
+    weights = {
+        s: estimate(memcore.Scenario(model=model, method="qlora", software=s)).phases["optimizer_step"]["weights"]
+        for s in ("transformers-5", "transformers-4.48")
+    }
     experts = sum(m.parameters for block in model.layers for m in block.modules if hasattr(m, "num_experts"))
     assert weights["transformers-5"] > 2 * experts > 3 * weights["transformers-4.48"]

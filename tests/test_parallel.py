@@ -15,7 +15,9 @@ from memcore.tape import BASIS
 from memcore.units import GB
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B"
-FULL = memcore.Scenario(model="meta-llama/Llama-3.1-8B", method="full", precision="bf16-master", autocast=False, micro_batch_size=1, sequence_length=2048)
+FULL = memcore.Scenario(
+    model="meta-llama/Llama-3.1-8B", method="full", precision="bf16-master", autocast=False, micro_batch_size=1, sequence_length=2048
+)
 
 
 def kept_per_token(model, flow: Flow) -> float:
@@ -102,7 +104,9 @@ class TestPipeline:
         assert estimate(self.run).allocated == max(b.allocated for b in stages(self.run))
 
     def test_the_first_stage_keeps_four_micro_batches_one_by_one_a_single_one(self):
-        four, one = (stages(self.run.replace(pipeline_schedule=s))[0].phases["backward_last_layer"]["checkpoints"] for s in ("1f1b", "one-by-one"))
+        four, one = (
+            stages(self.run.replace(pipeline_schedule=s))[0].phases["backward_last_layer"]["checkpoints"] for s in ("1f1b", "one-by-one")
+        )
         assert four == 4 * one > 0
 
     def test_a_grid_and_its_runs_agree(self):
@@ -119,7 +123,15 @@ class TestZero:
     @pytest.mark.parametrize(("sharding", "expected"), [("none", 120), ("zero1", 31.4), ("zero2", 16.6), ("fsdp", 1.9)])
     def test_states_of_one_gpu(self, sharding, expected):
         model = replace(memcore.configs.custom_model(7_500_000_000))
-        run = memcore.Scenario(model=model, method="full", precision="fp16-master", autocast=False, optimizer="adamw_torch_fused", sharding=sharding, data_parallel_size=64)
+        run = memcore.Scenario(
+            model=model,
+            method="full",
+            precision="fp16-master",
+            autocast=False,
+            optimizer="adamw_torch_fused",
+            sharding=sharding,
+            data_parallel_size=64,
+        )
         terms = estimate(run).phases["optimizer_step"]
         states = sum(terms[k] for k in ("weights", "gradients", "master_weights", "optimizer_states"))
         assert states / GB * 7.5e9 / model.parameters == pytest.approx(expected, abs=0.05)
@@ -141,7 +153,10 @@ class TestZero:
     @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
     def test_one_gpu_and_nothing_sharded_is_the_single_gpu_estimate(self, method):
         run = FULL.replace(method=method, precision="bf16")
-        alone, again = estimate(run), estimate(run.replace(sharding="none", data_parallel_size=1, tensor_parallel_size=1, pipeline_parallel_size=1))
+        alone, again = (
+            estimate(run),
+            estimate(run.replace(sharding="none", data_parallel_size=1, tensor_parallel_size=1, pipeline_parallel_size=1)),
+        )
         assert again.phases == alone.phases
 
     def test_zero_on_one_gpu_differs_by_its_buckets(self):

@@ -16,7 +16,9 @@ def test_a_printed_record_gives_the_same_model(path):
     config = json.loads(path.read_text())
     (entry,) = tomllib.loads(record.record("maker/name", config))["model"]
     kept = {k: v for k, v in config.items() if k not in record.LEFT_OUT}
-    assert {k: entry[k] for k, v in kept.items() if v is not None and not isinstance(v, dict)} == {k: v for k, v in kept.items() if v is not None and not isinstance(v, dict)}
+    assert {k: entry[k] for k, v in kept.items() if v is not None and not isinstance(v, dict)} == {
+        k: v for k, v in kept.items() if v is not None and not isinstance(v, dict)
+    }
     read = {k: entry[k] for k in kept if k in entry}
     for dotted in entry.get("null_keys", ()):
         *outer, key = dotted.split(".")

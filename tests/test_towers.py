@@ -42,7 +42,9 @@ def test_a_trained_encoder_keeps_activations_for_its_patches():
     images = dict(image_tokens=1024, gradient_checkpointing="none", autocast=False)
     kept = terms("forward", towers="trained", **images)["activations"] - terms("forward", **images)["activations"]
     h, i = RUN.model.towers[0].hidden_size, RUN.model.towers[0].intermediate_size
-    layer = 2 * (2 * h) + 16 + 2 * (2 * h) + 3 * 2 * h + 2 * h + 4 * (h // 64) + 2 * (2 * i)  # norms in and out, q k v, output, MLP: 16 bits
+    layer = (
+        2 * (2 * h) + 16 + 2 * (2 * h) + 3 * 2 * h + 2 * h + 4 * (h // 64) + 2 * (2 * i)
+    )  # norms in and out, q k v, output, MLP: 16 bits
     assert kept == pytest.approx(4 * 1024 * RUN.model.towers[0].num_layers * layer, rel=0.01)
 
 
