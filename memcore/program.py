@@ -101,7 +101,7 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
     gradients = ledger.gradient_bytes(parts, storing)
     widening = max(storing.precision.gradient_bytes / flow.weight_width, 1.0) if flow.trains_base else 1.0
     seen = tower_activations(model, flow) if run["towers"] == "trained" and part.first else None
-    late = _late_gradients(model, parts, storing, flow, part, program.layer_gradients * widening)
+    late = {} if accumulates else _late_gradients(model, parts, storing, flow, part, program.layer_gradients * widening)
     gathered = _Gathered(parts, flow, sharding)
     phases = {}
     for name, events in program.phases.items():

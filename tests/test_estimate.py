@@ -1,6 +1,7 @@
 """The estimate against what was measured: training steps under autograd, and published runs."""
 
 import csv
+import json
 
 import pytest
 from measured_steps import STEPS, TRUTH, MeasuredStep, model
@@ -225,3 +226,22 @@ def test_the_flash_attn_package_needs_no_mask_for_a_sliding_window():
     assert masked > 0 == package
     short = run.replace(sequence_length=4095)
     assert memcore.estimate(short).phases == memcore.estimate(short.replace(attention="flash-attn")).phases
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "measured"),
+    [
+        # four layers, 1 x 1,024 tokens, two micro batches: peak of the second step with the instrument of tests/truth/steps.csv
+        ("llama-3.1-8b", {"method": "full", "autocast": False, "gradient_checkpointing": "none"}, 17_817_752_324),
+        ("qwen2.5-0.5b", {"method": "full", "autocast": False, "gradient_checkpointing": "full"}, 3_448_241_616),
+        ("llama-3.1-8b", {"method": "lora", "autocast": True, "gradient_checkpointing": "full-reentrant"}, 5_557_031_656),
+        ("qwen2.5-0.5b", {"method": "full", "autocast": True, "gradient_checkpointing": "none", "precision": "fp32"}, 5_672_659_504),
+        ("llama-3.1-8b", {"method": "full", "autocast": False, "gradient_checkpointing": "none", "loss": "fused-linear"}, 17_309_025_032),
+    ],
+)
+def test_gradients_of_an_earlier_micro_batch_are_there_throughout(name, fields, measured):
+    config = json.loads((TRUTH / "configs" / f"{name}.json").read_text()) | {"num_hidden_layers": 4, "max_window_layers": 4}
+    run = memcore.Scenario(
+        model=memcore.model_from_config(config), micro_batch_size=1, sequence_length=1024, gradient_accumulation_steps=2, optimizer="adamw_torch_fused", **fields
+    )
+    assert memcore.estimate(run).allocated == pytest.approx(measured, rel=1e-4)
