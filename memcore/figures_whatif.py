@@ -32,7 +32,7 @@ def how_far(table: pd.DataFrame, own: tuple[int, int], fits: bool, chosen: str) 
     for method in _chosen_last(chosen):
         rows = table[table["method"] == method]
         drawn = rows[rows["micro_batch_size"] > 0]
-        style = _line(method, method == chosen)
+        style = _line(method, method == chosen, shape="hv")
         if method == chosen:
             style |= dict(fill="tozeroy", fillcolor="rgba(47,129,216,0.10)")
         data.append(
@@ -106,8 +106,8 @@ def _chosen_last(chosen: str) -> list[str]:
     return sorted(METHODS, key=lambda method: method == chosen)
 
 
-def _line(method: str, chosen: bool) -> dict[str, Any]:
-    line = dict(color=ACCENT, width=3) if chosen else dict(color=INK, width=2, dash=DASHES[method])
+def _line(method: str, chosen: bool, shape: str = "linear") -> dict[str, Any]:
+    line = dict(shape=shape) | (dict(color=ACCENT, width=3) if chosen else dict(color=INK, width=2, dash=DASHES[method]))
     return dict(type="scatter", mode="lines", name=METHODS[method], line=line, legendrank=list(METHODS).index(method))
 
 

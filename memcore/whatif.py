@@ -35,6 +35,7 @@ AXES = {
     "model": "Model size",
 }
 """What memory can be drawn against."""
+SHORT_AXES = {"sequence_length": "Length", "micro_batch_size": "Batch", "lora_rank": "Rank", "model": "Model size"}
 AXIS_UNITS = {
     "sequence_length": "tokens",
     "micro_batch_size": "sequences per GPU",
@@ -118,6 +119,15 @@ def effect(remedy: Remedy, device: Device, unit: str = "GiB") -> str:
     return f"{verb} {format_bytes(abs(remedy.saves), unit)}, then needs {format_bytes(remedy.needs, unit)}: {word}"
 
 
+def cost(remedy: Remedy) -> str:
+    """What a change costs: time, what is given up, and its price in words."""
+    time = describe_ratio(remedy.time_ratio)
+    said = "" if time in remedy.price.lower() else f"{time[:1].upper()}{time[1:]}. "
+    given_up = "" if remedy.gives_up == GIVES_UP[0] else f"Gives up {remedy.gives_up}: "
+    rest = _inside(remedy.price) if given_up else remedy.price
+    return f"{said}{given_up}{rest}"
+
+
 def remedies_table(found: Sequence[Remedy]) -> pd.DataFrame:
     """Every remedy as a row, for the file. [bytes]"""
     return pd.DataFrame(
@@ -180,12 +190,12 @@ def furthest(run: Scenario, budget: float) -> str:
 
 
 def shown_frontier(table: pd.DataFrame, own: int) -> pd.DataFrame:
-    """The frontier at the powers of two and at the run's own length, a column for each method."""
+    """The largest micro batch at the powers of two and at the run's own length, a column for each method."""
     rows = table[[_is_power_of_two(n) or n == own for n in table["sequence_length"]]]
     wide = rows.pivot(index="sequence_length", columns="method", values="micro_batch_size")
     shown = pd.DataFrame({"Sequence length": [format_tokens(n) for n in wide.index]})
     for method in METHODS:
-        shown[f"{METHODS[method]}: largest micro batch"] = [f"{n:,}" if n else "none" for n in wide[method]]
+        shown[METHODS[method]] = [f"{n:,}" if n else "none" for n in wide[method]]
     return shown
 
 

@@ -20,6 +20,14 @@ from . import fields
 from .fields import escape
 
 LOG = logging.getLogger(__name__)
+STYLE = """<style>
+@media (min-width: 900px) {
+    .st-key-top_bar { margin-top: -2.5rem }
+    [data-testid=stHeader], [data-testid=stToolbar] { pointer-events: none; background: transparent }
+    [data-testid=stHeader] button { pointer-events: auto }
+}
+</style>"""
+"""The bar stands beside the menu, not below it: the first screen has that much more room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +94,7 @@ def scenarios(model: ModelArchitecture, chosen: dict[str, Any]) -> dict[str, Sce
 
 def top_bar() -> Any:
     """Title, unit and reset; the caller puts `share` beside them once the controls are read."""
+    st.html(STYLE)
     bar = st.container(horizontal=True, vertical_alignment="center", key="top_bar")
     with bar:
         st.title("Will this fine-tune fit?", anchor=False, width="stretch")
@@ -147,7 +156,8 @@ def set_controls(**values: Any) -> None:
 
 def _presets() -> None:
     """Well-known set-ups, each one click."""
-    with st.popover("Start from", icon=":material/bolt:", help="Well-known set-ups to start from."):
+    menu = st.popover("Start from", icon=":material/bolt:", help="Well-known set-ups to start from.")
+    with menu, st.container(gap=None):
         for preset in presets.presets().values():
             st.button(
                 preset.label,

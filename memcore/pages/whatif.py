@@ -22,12 +22,13 @@ from .fields import escape
 
 WARNING = """<details class="warning"><summary><b aria-hidden="true">⚠</b> {text}</summary>
 <a href="{source}" target="_blank" rel="noopener">{source}</a></details>"""
-WARNING_STYLE = """<style>
+STYLE = """<style>
 details.warning { font-size: 0.875rem; line-height: 1.6 }
 details.warning summary { cursor: pointer; list-style: none; white-space: nowrap; overflow: hidden; text-overflow: ellipsis }
 details.warning[open] summary { white-space: normal }
 details.warning b { color: #C77700; margin-right: 0.25em }
 details.warning a { margin-left: 1.5em }
+.st-key-frontier_title { min-height: 2.5rem; justify-content: center }
 @media (max-width: 640px) { details.warning summary { white-space: normal } }
 </style>"""
 OPEN_WARNINGS = 3
@@ -36,6 +37,7 @@ OPEN_WARNINGS = 3
 
 def make_it_fit(request: Request, breakdown: MemoryBreakdown) -> None:
     """Where it does not surely fit: the cheapest plan, and one button that applies it."""
+    st.html(STYLE)
     run, device, unit = request.run, request.device, request.unit
     v = verdict(breakdown, device)
     if v.word == "fits":
@@ -77,7 +79,7 @@ def warnings(request: Request) -> None:
     lines = "".join(WARNING.format(text=html.escape(caution.text), source=html.escape(caution.source)) for caution in found)
     folded = len(found) > OPEN_WARNINGS
     with st.expander(f"{len(found)} warnings from experience", icon=":material/warning:") if folded else st.container(key="warnings"):
-        st.html(WARNING_STYLE + lines)
+        st.html(lines)
 
 
 def what_to_change(request: Request, breakdown: MemoryBreakdown) -> None:
@@ -106,9 +108,9 @@ def what_to_change(request: Request, breakdown: MemoryBreakdown) -> None:
 def _remedy(remedy: Remedy, request: Request) -> None:
     with st.container(horizontal=True, wrap=False, vertical_alignment="center", key=f"remedy_{remedy.key}"):
         mark = ":material/check_circle:" if remedy.fits else ":material/trending_down:"
-        cost = f"Gives up {remedy.gives_up}. {escape(remedy.price)}"
+        effect = whatif.effect(remedy, request.device, request.unit)
         st.markdown(
-            f"{mark} **{escape(remedy.label)}** · {whatif.effect(remedy, request.device, request.unit)}  \n:gray[{cost}]",
+            f"{mark} **{escape(remedy.label)}** · {effect}  \n:gray[{escape(whatif.cost(remedy))}]",
             width="stretch",
             help=f"Time: {escape(remedy.time_source)}. Remedy: {remedy.source}",
         )
@@ -119,19 +121,29 @@ def how_far(request: Request, breakdown: MemoryBreakdown) -> None:
     """The frontier of length and batch, and memory against one thing at a time."""
     run, device, unit = request.run, request.device, request.unit
     st.subheader("How far can I go", anchor=False)
+    said = furthest(run, device.usable_bytes)
+    st.markdown(said)
     left, right = st.columns(2, gap="large")
     needs = float(breakdown.device)
     with left:
-        said = furthest(run, device.usable_bytes)
-        st.markdown(said)
+        with st.container(key="frontier_title"):
+            st.markdown("**Largest micro batch at each length**")
         table = whatif.frontier(request.by_method, device.usable_bytes)
         figure = figures_whatif.how_far(table, (run.sequence_length, run.micro_batch_size), needs <= device.usable_bytes, run.method)
         st.plotly_chart(figure, key="how_far", config=figures.CONFIG, alt=said)
         _as_table(whatif.shown_frontier(table, run.sequence_length), table, request, "frontier")
     with right:
-        axis = st.segmented_control(
-            "Memory against", list(whatif.AXES), default="sequence_length", key="axis", required=True, format_func=whatif.AXES.get
-        )
+        with st.container(horizontal=True, vertical_alignment="center", key="curves_title"):
+            st.markdown("**Memory against**", width="content")
+            axis = st.segmented_control(
+                "Memory against",
+                list(whatif.AXES),
+                default="sequence_length",
+                key="axis",
+                required=True,
+                format_func=whatif.SHORT_AXES.get,
+                label_visibility="collapsed",
+            )
         table = whatif.curves(request.by_method, axis)
         own = whatif.own_value(run, axis)
         window = whatif.window(table, needs, device.usable_bytes)
