@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from .figures import CAPACITY, INK
+from .figures import CAPACITY, INK, _stacked
 from .links import METHODS
 from .units import BYTE_UNITS, format_bytes
 from .whatif import AXES, AXIS_UNITS, Window, axis_label
@@ -57,9 +57,7 @@ def how_far(table: pd.DataFrame, own: tuple[int, int], fits: bool, chosen: str) 
     return _figure(data, layout)
 
 
-def curves(
-    table: pd.DataFrame, axis: str, own: tuple[float, float], has: float, chosen: str, window: Window, unit: str = "GiB"
-) -> go.Figure:
+def curves(table: pd.DataFrame, axis: str, own: tuple[float, float], has: float, chosen: str, window: Window, unit: str = "GiB") -> go.Figure:
     """What each method needs as one thing grows, with what the device can give across it.
 
     `table` has method, value and bytes; `own` is where the run stands: the value and the bytes it needs.
@@ -179,3 +177,90 @@ def _log_bytes(title: str, low: float, high: float) -> dict[str, Any]:
 def _figure(data: list[dict[str, Any]], layout: dict[str, Any]) -> go.Figure:
     legend = dict(orientation="h", x=0, xanchor="left", y=1, yanchor="bottom", itemclick=False, itemdoubleclick=False, font=dict(size=12))
     return go.Figure(data=data, layout=dict(height=HEIGHT, margin=MARGIN, hovermode="x unified", showlegend=True, legend=legend) | layout)
+
+
+def side_by_side(stacks: pd.DataFrame, unit: str = "GiB") -> go.Figure:
+    """One stacked bar per run, with what its own device gives as a mark on it.
+
+    `stacks` has name, group, bytes, and for each name total, low, high and usable. [bytes]
+    """
+    size = BYTE_UNITS[unit]
+    ends = stacks.drop_duplicates("name").set_index("name")
+    names = list(ends.index)
+    reach = float(max(ends["high"].max(), ends["usable"].max())) / size * 1.04
+    data = _stacked(stacks, "name", names, names, [True] * len(names), reach, unit)
+    data.append(
+        dict(
+            type="scatter",
+            mode="markers",
+            name="What its device gives",
+            y=names,
+            x=(ends["usable"] / size).to_numpy(),
+            marker=dict(symbol="line-ns", size=34, line=dict(color=CAPACITY, width=3)),
+            customdata=[format_bytes(n, unit) for n in ends["usable"]],
+            hovertemplate="%{y}<br>its device gives %{customdata}<extra></extra>",
+        )
+    )
+    data.append(
+        dict(
+            type="scatter",
+            mode="markers",
+            name="Band",
+            y=names,
+            x=(ends["total"] / size).to_numpy(),
+            marker=dict(size=1, color=INK),
+            error_x=dict(
+                type="data",
+                symmetric=False,
+                array=((ends["high"] - ends["total"]) / size).to_numpy(),
+                arrayminus=((ends["total"] - ends["low"]) / size).to_numpy(),
+                color=INK,
+                thickness=1.5,
+                width=6,
+            ),
+            hoverinfo="skip",
+        )
+    )
+    labels = [f"{_two_lines(name)}<br><b>{format_bytes(total, unit)}</b>" for name, total in ends["total"].items()]
+    layout = dict(
+        barmode="stack",
+        bargap=0.35,
+        height=90 + 62 * len(names),
+        margin=dict(l=8, r=8, t=26, b=8),
+        hovermode="closest",
+        showlegend=False,
+        xaxis=dict(title=dict(text=f"Memory a card must provide ({unit})", standoff=6), range=[0, reach], fixedrange=True, zeroline=False),
+        yaxis=dict(
+            type="category",
+            categoryorder="array",
+            categoryarray=names[::-1],
+            tickvals=names,
+            ticktext=labels,
+            fixedrange=True,
+            automargin=True,
+        ),
+        annotations=[
+            dict(
+                x=1,
+                xref="paper",
+                y=1,
+                yref="paper",
+                text="| what its device gives",
+                showarrow=False,
+                xanchor="right",
+                yanchor="bottom",
+                font=dict(color=CAPACITY, size=13),
+            )
+        ],
+    )
+    return go.Figure(data=data, layout=layout)
+
+
+def _two_lines(name: str, width: int = 20) -> str:
+    """A long name broken near its middle, so that it leaves the bars their room; markup in it is shown as it is."""
+    spaces = [i for i, letter in enumerate(name) if letter == " "]
+    parts = [name]
+    if len(name) > width and spaces:
+        middle = min(spaces, key=lambda i: abs(i - len(name) / 2))
+        parts = [name[:middle], name[middle + 1 :]]
+    return "<br>".join(part.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for part in parts)

@@ -24,11 +24,13 @@ DEFAULT_DEVICE = "NVIDIA GeForce RTX 4090"
 METHODS = {"full": "Full", "lora": "LoRA", "qlora": "QLoRA"}
 SIZES = LARGEST | getattr(scenario, "DEGREES", {})
 """Fields that are whole numbers from 1, with the largest that a Scenario takes."""
-VIEWS = ("Estimate", "Trainer files", "Accuracy", "Method")
+VIEWS = ("Estimate", "Compare", "Trainer files", "Accuracy", "Method")
 SHOWN_LETTERS = 40
 MOST_MODULES = 64
 
 
+MOST_PINS = 4
+LONGEST_PIN = 2000
 @dataclass(frozen=True, slots=True)
 class Control:
     """One control of the page."""
@@ -108,6 +110,7 @@ def _controls() -> list[Control]:
     found.append(Control("unit", "GiB", _one_of({"GiB": "GiB", "GB": "GB"})))
     found.append(Control("view", VIEWS[0], _one_of({name: name for name in VIEWS})))
     return found
+    found.append(Control("pin", (), _pins, list))
 
 
 def _of_field(name: str, default: Any) -> Control:
@@ -233,3 +236,12 @@ MODULE_NAMES = {"lora_target_modules": _modules, "modules_to_save": _saved}
 
 def _quote(text: str) -> str:
     return repr(text if len(text) <= SHOWN_LETTERS else text[:SHOWN_LETTERS] + "…")
+def _pins(texts: list[str]) -> tuple[str, ...]:
+    """Runs to compare, as `pins` reads them."""
+    if len(texts) > MOST_PINS:
+        raise ValueError(f"may be there {MOST_PINS} times")
+    if any(len(text) > LONGEST_PIN for text in texts):
+        raise ValueError("is too long")
+    return tuple(texts)
+
+

@@ -64,7 +64,8 @@ def open_link() -> None:
 
 def sidebar() -> Request:
     """Draw every control and read them. Choices that do not go together are said so, and the last ones that did are in force."""
-    values: dict[str, Any] = {"unit": fields.unit()}
+    state = st.session_state
+    values: dict[str, Any] = {"unit": fields.unit(), "view": state.get("view") or fields.default("view"), "pin": state.get("pin", ())}
     with st.sidebar:
         model = fields.model_field(values)
         device = fields.device_field(values)
@@ -176,7 +177,7 @@ def _start_from(name: str) -> None:
 
 
 def _reset() -> None:
-    set_controls(**{key: control.default for key, control in links.controls().items() if key != "view"})
+    set_controls(**{key: control.default for key, control in links.controls().items() if key not in ("view", "pin")})
 
 
 def notices(request: Request) -> None:
