@@ -64,12 +64,19 @@ def stored(run: Scenario) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def _stored(*choices: object) -> np.ndarray:
-    run = dict(zip(CHOICES, choices, strict=True))
+    run = _named(choices)
     sharding = catalog.shardings()[run["sharding"]]
     storing = _storing(run)
     parts = ledger.tensors(_model({**run, "pipeline_parallel_size": 1}, 0), storing)
     static, _ = _static(parts, storing, sharding, "weights" if sharding.offloads else run["offload"])
     return static.sum(axis=0) / run["pipeline_parallel_size"]
+
+
+def _named(choices: tuple) -> dict:
+    run = dict(zip(CHOICES, choices, strict=True))
+    if run["method"] == "full":
+        run["prepare_kbit"] = "none"  # preparation is for frozen weights
+    return run
 
 
 def stages(run: Scenario) -> list[int]:
@@ -84,9 +91,7 @@ def stages(run: Scenario) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flight: int, *choices: object) -> Compiled:
-    run = dict(zip(CHOICES, choices, strict=True))
-    if run["method"] == "full":
-        run["prepare_kbit"] = "none"  # preparation is for frozen weights
+    run = _named(choices)
     of = run["pipeline_parallel_size"]
     part = Part(first=stage == 0, last=stage == of - 1, in_flight=in_flight)
     model = _model(run, stage)

@@ -160,6 +160,9 @@ def test_no_run_needs_less_than_the_lower_bound():
     for _ in range(300):
         run = random_run(rng, MODELS)
         assert solver.at_least(run) <= device(run), run.to_dict()
+    for _ in range(100):  # with little besides the weights on the device
+        run = random_run(rng, MODELS, method="full", data_parallel_size=1, pipeline_parallel_size=1, offload="optimizer", sharding="zero2")
+        assert solver.at_least(run) <= device(run), run.to_dict()
 
 
 # ---- devices
