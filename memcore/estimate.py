@@ -222,7 +222,7 @@ class MemoryBreakdown:
         row = self.coefficients(phase)[TERM_INDEX[term]]
         per_trained = float(self.phases[phase][term]) / max(float(self.trainable_parameters), 1.0)
         if term in PER_TRAINED and per_trained and (per_trained * 256).is_integer():
-            return f"{float(self.trainable_parameters):,.0f} trained × {per_trained:.12g} bytes"
+            return f"{float(self.trainable_parameters):,.0f} × {per_trained:.12g} bytes"
         parts = [_product(c, name, value) for c, name, value in zip(row, BASIS, basis_of(self.run), strict=True) if c]
         if term == "optimizer_states" and self._small[0]:
             parts.append(f"{float(self._small[0]):,.0f}")
@@ -231,11 +231,9 @@ class MemoryBreakdown:
     def _stored_formula(self, stored: tuple[tuple[float, float, bool], ...], size: float) -> str:
         """Parameters times their bytes, and what is kept once per matrix: code books and row scales."""
         rank = float(self.run.lora_rank)
-        parts = [
-            f"{elements:,.0f}{f' × {rank:,.0f} (rank)' if of_rank else ''} × {width:.12g} bytes" for elements, width, of_rank in stored
-        ]
-        rest = size - sum(elements * width * (rank if of_rank else 1) for elements, width, of_rank in stored)
-        return " + ".join([*parts, f"{rest:,.0f} bytes"] if rest >= 1 else parts)
+        counts = [(elements * (rank if of_rank else 1), width) for elements, width, of_rank in stored]
+        rest = size - sum(count * width for count, width in counts)
+        return " + ".join([f"{count:,.0f} × {width:.12g} bytes" for count, width in counts] + ([f"{rest:,.0f}"] if rest >= 1 else []))
 
 
 def _product(coefficient: float, name: str, value: Numeric) -> str:
