@@ -19,6 +19,7 @@ from .units import format_tokens, parse_tokens
 
 CUSTOM = "Custom…"
 UPLOAD = "config.json…"
+HUB = "Hub id…"
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 DEFAULT_DEVICE = "NVIDIA GeForce RTX 4090"
 METHODS = {"full": "Full", "lora": "LoRA", "qlora": "QLoRA"}
@@ -26,11 +27,12 @@ SIZES = LARGEST | getattr(scenario, "DEGREES", {})
 """Fields that are whole numbers from 1, with the largest that a Scenario takes."""
 VIEWS = ("Estimate", "Compare", "Trainer files", "Accuracy", "Method")
 SHOWN_LETTERS = 40
+LONGEST_ID = 200
 MOST_MODULES = 64
-
-
 MOST_PINS = 4
 LONGEST_PIN = 2000
+
+
 @dataclass(frozen=True, slots=True)
 class Control:
     """One control of the page."""
@@ -96,6 +98,7 @@ def _controls() -> list[Control]:
     found = [
         Control("model", DEFAULT_MODEL, _model),
         Control("custom_parameters", "8B", _text),
+        Control("hub_id", "", _id),
         Control("device", DEFAULT_DEVICE, _device, shows=lambda name: getattr(catalog.devices().get(name), "label", name)),
         Control("custom_memory", 24.0, _number, "{:g}".format),
         Control("custom_memory_unit", "GB", _one_of({"GB": "GB", "GiB": "GiB"})),
@@ -107,10 +110,10 @@ def _controls() -> list[Control]:
     ]
     taken = {c.key for c in found}
     found += [_of_field(name, default) for name, default in defaults.items() if name not in taken]
+    found.append(Control("pin", (), _pins, list))
     found.append(Control("unit", "GiB", _one_of({"GiB": "GiB", "GB": "GB"})))
     found.append(Control("view", VIEWS[0], _one_of({name: name for name in VIEWS})))
     return found
-    found.append(Control("pin", (), _pins, list))
 
 
 def _of_field(name: str, default: Any) -> Control:
@@ -144,6 +147,8 @@ def _model(texts: list[str]) -> str:
         return CUSTOM
     if name.lower().rstrip("….") == "config.json":
         return UPLOAD
+    if name.lower().rstrip("….") == "hub id":
+        return HUB
     found = {known.lower(): known for known in catalog.models()}.get(name.lower())
     if found is None:
         raise ValueError(f"is not in the catalog{_did_you_mean('model', name, list(catalog.models()))}")
@@ -219,6 +224,10 @@ def _text(texts: list[str]) -> str:
     return texts[-1][:SHOWN_LETTERS]
 
 
+def _id(texts: list[str]) -> str:
+    return texts[-1][:LONGEST_ID]
+
+
 def _modules(texts: list[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name for text in texts for name in text.replace(",", " ").split()))
     return () if names in ((), ("all-linear",)) else names[:MOST_MODULES]
@@ -231,11 +240,6 @@ def _saved(texts: list[str]) -> tuple[str, ...]:
     return names
 
 
-MODULE_NAMES = {"lora_target_modules": _modules, "modules_to_save": _saved}
-
-
-def _quote(text: str) -> str:
-    return repr(text if len(text) <= SHOWN_LETTERS else text[:SHOWN_LETTERS] + "…")
 def _pins(texts: list[str]) -> tuple[str, ...]:
     """Runs to compare, as `pins` reads them."""
     if len(texts) > MOST_PINS:
@@ -245,3 +249,8 @@ def _pins(texts: list[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
+MODULE_NAMES = {"lora_target_modules": _modules, "modules_to_save": _saved}
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_LETTERS else text[:SHOWN_LETTERS] + "…")

@@ -1,5 +1,6 @@
 """Files in and out of the page: a trainer's file sets the controls and comes back the same; bad ones cost one sentence and nothing else."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 from test_dashboard import SCRIPT, needed_by, needs
 
 import memcore
-from memcore import exchange, links, solver
+from memcore import exchange, links, solver, uploads
 from memcore.scenario import FIELDS
 from memcore.trainers import WRITABLE, TrainerFileError
 
@@ -52,9 +53,7 @@ def test_applying_a_file_puts_its_run_into_the_controls(view, path):
         if field == "quantization" and found.run.quantization == "none" or field == "lora_target_modules":
             continue
         shown = view.get_by_key(field).value
-        assert (tuple(shown) if isinstance(shown, list) else shown) == (
-            found.run.model.name if field == "model" else getattr(found.run, field)
-        )
+        assert (tuple(shown) if isinstance(shown, list) else shown) == (found.run.model.name if field == "model" else getattr(found.run, field))
 
 
 def test_every_field_the_file_sets_says_which_key_did():
@@ -166,3 +165,87 @@ def test_an_empty_view_says_what_to_do(view):
 def test_bad_text_raises_a_trainer_file_error():
     with pytest.raises(TrainerFileError):
         exchange.read("hello: world", RUN.model)
+
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+}
+PARAMETERS = 210_240
+ADAPTER = {"peft_type": "LORA", "r": 64, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}
+
+
+class TestModelFiles:
+    @pytest.fixture
+    def page(self):
+        app = AppTest.from_file(str(SCRIPT), default_timeout=60)
+        app.query_params["model"] = links.UPLOAD
+        return app.run()
+
+    def give(self, page, *files):
+        page.get_by_key("config_file").set_value([(name, json.dumps(values).encode(), "application/json") for name, values in files]).run()
+        assert not page.exception
+        return page
+
+    def test_an_adapter_beside_the_config_sets_the_lora_controls(self, page):
+        self.give(page, ("config.json", CONFIG), ("adapter_config.json", ADAPTER))
+        assert page.select_slider(key="lora_rank").value == 64 and page.number_input(key="lora_dropout").value == 0.1
+        assert page.multiselect(key="lora_target_modules").value == ["q_proj", "v_proj"]
+        assert page.multiselect(key="modules_to_save").value == ["lm_head"] and page.get_by_key("method").value == "qlora"
+
+    def test_it_can_be_changed_afterwards(self, page):
+        self.give(page, ("config.json", CONFIG), ("adapter_config.json", ADAPTER))
+        page.select_slider(key="lora_rank").set_value(8).run()
+        assert page.select_slider(key="lora_rank").value == 8
+
+    def test_the_index_is_compared_to_the_byte(self, page):
+        self.give(page, ("config.json", CONFIG), ("model.safetensors.index.json", index(2 * PARAMETERS)))
+        assert any("equal to the counted parameters in 16 bits" in c.value for c in page.caption)
+
+    def test_an_index_that_differs_says_by_how_much(self, page):
+        self.give(page, ("config.json", CONFIG), ("model.safetensors.index.json", index(2 * PARAMETERS + 100 * 2**10)))
+        assert any("100.0 KiB more than the counted parameters in 16 bits" in c.value for c in page.caption)
+
+    def test_a_bad_file_beside_a_good_one_costs_one_sentence(self, page):
+        self.give(page, ("config.json", CONFIG), ("adapter_config.json", {"peft_type": "IA3"}))
+        assert any("IA3" in e for e in errors(page)) and "uploaded llama" in page.success[0].value
+
+    def test_a_link_to_it_says_what_is_missing(self, page):
+        assert any("cannot be part of a link" in i.value for i in page.info)
+
+
+def index(total):
+    return {"metadata": {"total_size": total}, "weight_map": {}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", b"\xff\xfe\x00", "not UTF-8"),
+        ("config.json", b"[" * 10_000, "levels deep"),
+        ("config.json", b'{"model_type": "llama", ', "not valid JSON"),
+        ("config.json", b"[1]", "must be a JSON object"),
+        (
+            "config.json",
+            b'{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8, "vocab_size": 9, "hidden_size": -4}',
+            "hidden_size",
+        ),
+        ("config.json", json.dumps(CONFIG | {"num_hidden_layers": float("nan")}), "num_hidden_layers (nan)"),
+        ("config.json", b" " * (17 * 2**20), "MiB long"),
+        ("adapter_config.json", b'{"peft_type": "LORA", "r": 0}', "r (0)"),
+        ("adapter_config.json", b'{"peft_type": "LORA", "use_dora": true}', "use_dora"),
+        ("model.safetensors.index.json", b'{"metadata": {}}', "add its config.json"),
+    ],
+)
+def test_each_bad_model_file_gets_one_sentence(name, content, words):
+    found = uploads.read([(name, content)])
+    assert found.model is None and len(found.problems) == 1 and words in found.problems[0] and "\n" not in found.problems[0]
+
+
+def test_files_are_told_apart_by_their_keys_whatever_their_names():
+    found = uploads.read([("a.json", json.dumps(CONFIG)), ("b.json", json.dumps(ADAPTER)), ("c.json", json.dumps(index(2 * PARAMETERS)))])
+    assert found.model.parameters == PARAMETERS and found.lora["lora_rank"] == 64 and found.checkpoint.agrees and not found.problems

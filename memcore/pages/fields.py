@@ -5,9 +5,7 @@ A value that cannot be used gets its message at the field, and the last one that
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import streamlit as st
@@ -15,9 +13,12 @@ import streamlit as st
 from memcore import catalog, configs, links
 from memcore.architecture import ModelArchitecture
 from memcore.catalog import Device
-from memcore.links import CUSTOM, UPLOAD
+from memcore.links import CUSTOM, HUB, UPLOAD
 from memcore.scenario import FIELDS, SAVED_MODULES, choices, explanations
 from memcore.units import format_bytes, format_count, parse_count
+
+from . import uploads
+from .uploads import Missing
 
 LENGTHS = (512, 768, *(int(k * 2**n) for n in range(10, 20) for k in (1, 1.5)), 2**20)
 BATCHES = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), 40, 48, 56, 64, 80, 96, 112, 128, 192, 256, 384, 512)
@@ -88,7 +89,6 @@ CATALOGS = {
     "quantization": catalog.quantizations,
     "software": catalog.software,
 }
-LONGEST_CONFIG = 2**20
 
 BIND = "query-params"
 
@@ -148,9 +148,7 @@ def _help(field: str) -> str:
 
 
 def choice(values: dict[str, Any], field: str, options: tuple[str, ...], label: str = "") -> None:
-    values[field] = st.selectbox(
-        label or _label(field), options, index=options.index(default(field)), key=field, bind=BIND, help=_help(field)
-    )
+    values[field] = st.selectbox(label or _label(field), options, index=options.index(default(field)), key=field, bind=BIND, help=_help(field))
     if field in CATALOGS:
         st.caption(CATALOGS[field]()[values[field]].label)
 
@@ -181,18 +179,18 @@ def _several(values: dict[str, Any], field: str, options: tuple[str, ...]) -> No
 
 
 def model_field(values: dict[str, Any]) -> ModelArchitecture:
-    names = [CUSTOM, UPLOAD, *catalog.models()]
+    names = [CUSTOM, UPLOAD, HUB, *catalog.models()]
     name = values["model"] = st.selectbox(
         "Model",
         names,
         index=names.index(links.DEFAULT_MODEL),
         key="model",
         bind=BIND,
-        help="Type any part of a name. Custom… takes a number of parameters, config.json… a file from the Hub.",
+        help="Type any part of a name. Custom… takes a number of parameters, config.json… a file, Hub id… any model's name there.",
     )
     model = _last_good(
         "model",
-        {CUSTOM: _custom_model, UPLOAD: _uploaded_model}.get(name, lambda values: catalog.model(name)),
+        {CUSTOM: _custom_model, UPLOAD: uploads.uploaded_model, HUB: uploads.hub_model}.get(name, lambda values: catalog.model(name)),
         values,
         lambda: catalog.model(links.DEFAULT_MODEL),
     )
@@ -217,10 +215,6 @@ def _last_good(what: str, make: Callable[[dict[str, Any]], Any], values: dict[st
     return made
 
 
-class Missing(ValueError):
-    """Nothing has been given yet."""
-
-
 def _custom_model(values: dict[str, Any]) -> ModelArchitecture:
     text = values["custom_parameters"] = st.text_input(
         "Parameters",
@@ -237,33 +231,6 @@ def _custom_model(values: dict[str, Any]) -> ModelArchitecture:
         raise ValueError(f"No model has {text} parameters. Give a size such as 350M, 8B or 70B.") from None
 
 
-def _uploaded_model(values: dict[str, Any]) -> ModelArchitecture:
-    file = st.file_uploader("config.json", type=["json"], key="config_file", help="From the model's files on the Hub.")
-    pasted = st.text_area("or paste it", key="config_text", height=80, max_chars=LONGEST_CONFIG)
-    text = file.getvalue().decode(errors="replace") if file else pasted
-    if not text.strip():
-        raise Missing("Upload or paste a model's config.json. It cannot be part of a link: send it along.")
-    return read_config(text)
-
-
-def read_config(text: str) -> ModelArchitecture:
-    """The model that the text of a config.json describes."""
-    try:
-        config = json.loads(text[:LONGEST_CONFIG])
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"This is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError("A config.json is an object, {…}, with keys such as hidden_size")
-    try:
-        model = configs.model_from_config(config)
-    except configs.ConfigError:
-        raise
-    except Exception as error:  # whatever a stranger's file does, the page stays
-        raise ValueError(f"This config.json could not be read: {type(error).__name__} {error}") from error
-    name = config.get("_name_or_path")
-    return replace(model, name=str(name)[:80] if name else f"uploaded {model.model_type}")
-
-
 def device_field(values: dict[str, Any]) -> Device:
     devices = catalog.devices()
     names = [CUSTOM, *devices]
@@ -276,18 +243,14 @@ def device_field(values: dict[str, Any]) -> Device:
         bind=BIND,
         help="What a run may take is less than the number on the box.",
     )
-    device = _last_good(
-        "device", _custom_device if name == CUSTOM else lambda values: devices[name], values, lambda: devices[links.DEFAULT_DEVICE]
-    )
+    device = _last_good("device", _custom_device if name == CUSTOM else lambda values: devices[name], values, lambda: devices[links.DEFAULT_DEVICE])
     st.caption(f"{format_bytes(device.usable_bytes, unit())} of {format_bytes(device.memory_bytes, unit())} for a run")
     return device
 
 
 def _custom_device(values: dict[str, Any]) -> Device:
     left, right = st.columns(2, vertical_alignment="bottom")
-    amount = values["custom_memory"] = left.number_input(
-        "Memory", value=default("custom_memory"), step=1.0, format="%g", key="custom_memory", bind=BIND
-    )
+    amount = values["custom_memory"] = left.number_input("Memory", value=default("custom_memory"), step=1.0, format="%g", key="custom_memory", bind=BIND)
     unit = values["custom_memory_unit"] = right.segmented_control(
         "Unit of memory",
         ["GB", "GiB"],
