@@ -147,7 +147,7 @@ def shown_terms(breakdown: MemoryBreakdown, unit: str = "GiB") -> pd.DataFrame:
     return pd.DataFrame(
         {
             "Term": [f"**{label}**  \n{meaning}" for label, meaning in zip(table["label"], table["meaning"], strict=True)],
-            "Formula": table["words"].str.replace(" x ", " × "),
+            "Formula": table["words"],
             "This run": table["formula"].where(table["bytes"] > 0, "none"),
             "At most": [format_bytes(size, unit) if size else "–" for size in table["bytes"]],
             "When": table["phase"].where(table["bytes"] > 0, "–"),

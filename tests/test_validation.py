@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from accuracy_section import section, written
 
 import memcore
 from memcore import catalog, validation
@@ -117,7 +116,3 @@ class TestSimilarRuns:
     @pytest.mark.parametrize("measured", catalog.measured_runs().values(), ids=lambda m: m.id)
     def test_a_measured_run_is_similar_to_itself(self, measured):
         assert measured.id in similar(memcore.Scenario(**measured.scenario)).ids
-
-
-def test_the_readme_says_what_the_code_says():
-    assert written() == section(), "python tests/accuracy_section.py writes it anew"
