@@ -2,9 +2,16 @@
 
 import streamlit as st
 
-from memcore.pages import accuracy, compare, controls, estimate, files, method
+from memcore.pages import accuracy, compare, controls, devices, estimate, files, method
 
-VIEWS = {"Estimate": estimate.show, "Compare": compare.show, "Trainer files": files.show, "Accuracy": accuracy.show, "Method": method.show}
+VIEWS = {
+    "Estimate": estimate.show,
+    "Compare": compare.show,
+    "Devices": devices.show,
+    "Trainer files": files.show,
+    "Accuracy": accuracy.show,
+    "Method": method.show,
+}
 
 st.set_page_config("memcore: will this fine-tune fit?", page_icon="🧮", layout="wide", initial_sidebar_state=330)
 controls.open_link()

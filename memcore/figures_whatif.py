@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from . import matrix
 from .figures import CAPACITY, INK, _stacked
 from .links import METHODS
 from .units import BYTE_UNITS, format_bytes
@@ -264,3 +265,71 @@ def _two_lines(name: str, width: int = 20) -> str:
         middle = min(spaces, key=lambda i: abs(i - len(name) / 2))
         parts = [name[:middle], name[middle + 1 :]]
     return "<br>".join(part.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for part in parts)
+
+
+VERDICT_COLORS = {"does not fit": "#6B7280", "tight": "#F0B429", "fits": "#00795C"}
+VERDICT_INK = {"does not fit": "#ffffff", "tight": "#1b2430", "fits": "#ffffff"}
+ROW_HEIGHT = 24
+
+
+def fit_map(table: pd.DataFrame, unit: str = "GiB") -> go.Figure:
+    """Devices by methods: a colour for each verdict, and the memory to spare written in. `table` is `matrix.fit`'s."""
+    words = list(VERDICT_COLORS)
+    steps = [(i + side) / len(words) for i in range(len(words)) for side in (0, 1)]
+    colors = [color for color in VERDICT_COLORS.values() for _ in range(2)]
+    cells = [matrix.fit_cell(row, unit) for row in table.itertuples()]
+    z = table["verdict"].map(words.index).to_numpy(dtype=np.float64)
+    return _map(table, z, cells, list(table["verdict"].map(VERDICT_INK)), list(zip(steps, colors, strict=True)), (-0.5, len(words) - 0.5))
+
+
+def largest_map(table: pd.DataFrame, unit: str = "GiB") -> go.Figure:
+    """Devices by methods: the size of the largest model, the brighter the larger. `table` is `matrix.largest`'s."""
+    cells = [matrix.largest_cell(row, unit) for row in table.itertuples()]
+    sizes = table["parameters"].to_numpy(dtype=np.float64)
+    z = np.log10(sizes, where=sizes > 0, out=np.full(len(sizes), np.nan))
+    low, high = (float(np.nanmin(z)), float(np.nanmax(z))) if (sizes > 0).any() else (0.0, 0.0)
+    low = min(low, high - 1)
+    ink = [INK if np.isnan(value) else "#1b2430" if value > (low + high) / 2 else "#ffffff" for value in z]
+    return _map(table, z, cells, ink, "Cividis", (low, high))
+
+
+def _map(table: pd.DataFrame, z: np.ndarray, cells: list[tuple[str, str]], ink: list[str], scale: Any, ends: tuple[float, float]) -> go.Figure:
+    """A row for each device, the one with most memory on top, and a column for each method."""
+    devices = table.drop_duplicates("device").sort_values("usable_bytes", ascending=False, kind="stable")
+    rows = {name: i for i, name in enumerate(devices["device"])}
+    columns = {method: i for i, method in enumerate(METHODS)}
+    shape = (len(rows), len(columns))
+    values, said = np.full(shape, np.nan), np.full(shape, "", dtype=object)
+    written = []
+    for device, method, value, (text, hover), color in zip(table["device"], table["method"], z, cells, ink, strict=True):
+        place = rows[device], columns[method]
+        values[place], said[place] = value, hover
+        written.append(dict(y=place[0], x=place[1], text=text, showarrow=False, font=dict(color=color, size=12)))
+    heat = dict(
+        type="heatmap",
+        z=values,
+        customdata=said,
+        colorscale=scale,
+        zmin=ends[0],
+        zmax=ends[1],
+        showscale=False,
+        xgap=2,
+        ygap=2,
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    layout = dict(
+        height=50 + ROW_HEIGHT * len(rows),
+        margin=dict(l=8, r=8, t=30, b=8),
+        annotations=written,
+        xaxis=dict(side="top", tickvals=list(columns.values()), ticktext=list(METHODS.values()), fixedrange=True, showgrid=False),
+        yaxis=dict(
+            autorange="reversed",
+            tickvals=list(rows.values()),
+            ticktext=list(devices["label"]),
+            fixedrange=True,
+            automargin=True,
+            showgrid=False,
+            zeroline=False,
+        ),
+    )
+    return go.Figure(data=[heat], layout=layout)

@@ -25,7 +25,7 @@ DEFAULT_DEVICE = "NVIDIA GeForce RTX 4090"
 METHODS = {"full": "Full", "lora": "LoRA", "qlora": "QLoRA"}
 SIZES = LARGEST | getattr(scenario, "DEGREES", {})
 """Fields that are whole numbers from 1, with the largest that a Scenario takes."""
-VIEWS = ("Estimate", "Compare", "Trainer files", "Accuracy", "Method")
+VIEWS = ("Estimate", "Compare", "Devices", "Trainer files", "Accuracy", "Method")
 SHOWN_LETTERS = 40
 LONGEST_ID = 200
 MOST_MODULES = 64

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from . import catalog, configs, solver
+from . import catalog, configs, matrix, solver
 from .advice import Plan, Remedy, advise, cheapest_plan
 from .catalog import Device
 from .estimate import estimate
@@ -101,7 +101,8 @@ def price(plan: Plan) -> str:
 
 def nothing_helps(run: Scenario, device: Device, unit: str = "GiB") -> tuple[str, Device | None]:
     """What to say where no set of changes makes it fit, and the smallest device on which the run fits as it is."""
-    larger = solver.smallest_device(run, tuple({d.kind for d in catalog.devices().values()} - {"slice"}))
+    name = matrix.smallest(run)
+    larger = catalog.devices()[name] if name else None
     gpus = solver.fewest_gpus(run, device) if run.gpus_of_a_replica == 1 else None
     ways = []
     if gpus:
