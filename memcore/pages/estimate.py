@@ -12,7 +12,7 @@ from memcore.links import METHODS
 from memcore.scenario import Scenario
 from memcore.units import format_bytes, format_count
 
-from . import accuracy, whatif
+from . import accuracy, gpus, uploads, whatif
 from .controls import Request, set_controls
 from .fields import escape
 
@@ -35,17 +35,20 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
     verdict(request, breakdown)
     whatif.make_it_fit(request, breakdown)
     whatif.warnings(request)
-    remarks = st.container(key="remarks")
+    remarks = st.container(key="remarks", gap="xxsmall")
     where_it_goes(request, breakdowns)
     fitting = st.container(key="what_would_fit")
     over_one_step(request, breakdown)
+    gpus.show(request, breakdown)
     whatif.how_far(request, breakdown)
     whatif.what_to_change(request, breakdown)
+    whatif.time_and_cost(request)
     every_number(request, breakdown)
     published(request, breakdowns)
     with fitting:  # last, because it asks for many estimates: all else is there before it
         what_would_fit(request)
     with remarks:
+        uploads.beside_the_verdict(request, breakdown)
         accuracy.beside_the_verdict(request)
 
 
@@ -131,6 +134,7 @@ def what_would_fit(request: Request) -> None:
                     )
                 size = f"up to {format_count(found.parameters)}" if found.parameters else "none"
                 st.caption(f"Of any size, shaped like Llama: {size}", help=ANY_SIZE_HELP)
+                gpus.fewest_caption(run, request.device)
 
 
 @lru_cache(maxsize=2048)
@@ -181,6 +185,4 @@ def published(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
         st.table(summary.shown_published(breakdowns), hide_index=True, border="horizontal", alt="Estimate and rule of thumb by method")
     with right:
         st.caption(f"The ledger of bytes per parameter: {METHODS[request.run.method]}, {request.run.precision}; decimal GB")
-        st.table(
-            summary.shown_ledger(breakdown), hide_index=True, border="horizontal", alt="Ledger of bytes per parameter beside the estimate"
-        )
+        st.table(summary.shown_ledger(breakdown), hide_index=True, border="horizontal", alt="Ledger of bytes per parameter beside the estimate")

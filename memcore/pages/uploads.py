@@ -6,8 +6,9 @@ from typing import Any
 
 import streamlit as st
 
-from memcore import hub, links, uploads
+from memcore import hub, links, remarks, uploads
 from memcore.architecture import ModelArchitecture
+from memcore.estimate import MemoryBreakdown
 from memcore.hub import HubError, HubModel
 from memcore.scenario import SAVED_MODULES
 
@@ -122,3 +123,9 @@ def _forget() -> None:
 def _compared(model: ModelArchitecture, checkpoint: uploads.Checkpoint) -> None:
     icon = ":material/done_all:" if checkpoint.agrees else ":material/difference:"
     st.caption(f"{icon} {fields.escape(uploads.compared(model, checkpoint, fields.unit()))}")
+
+
+def beside_the_verdict(request: Any, breakdown: MemoryBreakdown) -> None:
+    """What is not certain about the model, and what its encoders weigh."""
+    for sentence in remarks.about_model(breakdown, request.unit):
+        st.caption(f":material/info: {fields.escape(sentence)}")

@@ -1,0 +1,38 @@
+"""The figures of several GPUs: what they divide and what each holds whole, and a bar for each pipeline stage."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from .figures import _bold, _horizontal, _stacked
+from .units import BYTE_UNITS, format_bytes
+
+
+def divided_and_whole(parts: pd.DataFrame, unit: str = "GiB") -> go.Figure:
+    """A bar for what is divided, one for what is whole on each GPU, one for what its own tokens need; `parts` is `several.by_kind`."""
+    size = BYTE_UNITS[unit]
+    ends = parts.drop_duplicates("kind")
+    reach = max(float(ends["total"].max()) / size * 1.04, 1e-9)
+    names = list(ends["label"])
+    data = _stacked(parts, "kind", list(ends["kind"]), names, [True] * len(names), reach, unit)
+    labels = [f"{row.label}<br>{format_bytes(row.total, unit)}" for row in ends.itertuples()]
+    figure = _horizontal(data, names, labels, f"Live tensors at the peak, on one GPU ({unit})", reach, reach, "", height=80 + 44 * len(names))
+    figure.layout.shapes = figure.layout.annotations = ()  # no device to compare one part with
+    return figure.update_layout(margin_t=8)
+
+
+def by_stage(stacks: pd.DataFrame, usable: float, unit: str = "GiB") -> go.Figure:
+    """A bar for one GPU of each pipeline stage with the device as a line, the busiest in full strength; `stacks` is `summary.stacks`."""
+    size = BYTE_UNITS[unit]
+    ends = stacks.drop_duplicates("method")
+    reach = max(float(ends["total"].max()), usable) / size * 1.04
+    names = list(ends["method"])
+    strong = list(ends["total"] == ends["total"].max())
+    data = _stacked(stacks, "method", names, names, strong, reach, unit)
+    labels = [
+        _bold(f"{row.method.replace(': ', '<br>')}<br>{format_bytes(row.total, unit)}", is_strong)
+        for row, is_strong in zip(ends.itertuples(), strong, strict=True)
+    ]
+    title, limit = f"Memory one of its cards must provide ({unit})", f"this device: {format_bytes(usable, unit)}"
+    return _horizontal(data, names, labels, title, reach, usable / size, limit, height=90 + 56 * len(names))
