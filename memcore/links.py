@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from . import catalog, scenario
 from .scenario import DEGREES, LARGEST, QLORA_QUANTIZATION, SAVED_MODULES, Scenario, choices
-from .units import format_tokens, parse_tokens
+from .units import BYTE_UNITS, format_tokens, parse_tokens
 
 CUSTOM = "Custom…"
 UPLOAD = "config.json…"
@@ -29,6 +29,8 @@ VIEWS = ("Estimate", "Compare", "Devices", "Trainer files", "Accuracy", "Method"
 SHOWN_LETTERS = 40
 LONGEST_ID = 200
 MOST_MODULES = 64
+ELSEWHERE = ("unit", "view", "pin", "train_tokens", "utilisation", "gpu_price")
+"""Controls outside the sidebar: what they say is not part of a run."""
 MOST_PINS = 4
 LONGEST_PIN = 2000
 
@@ -93,6 +95,14 @@ def of_run(run: Scenario) -> dict[str, Any]:
     return values
 
 
+def of_device(device: catalog.Device) -> dict[str, Any]:
+    """The values of the controls for a device: of the catalog, or one given by its memory."""
+    if device.name in catalog.devices():
+        return {"device": device.name}
+    memory = round(device.memory_bytes / BYTE_UNITS["GiB"], 2)
+    return {"device": CUSTOM, "custom_memory": memory, "custom_memory_unit": "GiB", "custom_unified": device.unified}
+
+
 def _controls() -> list[Control]:
     defaults = {field.name: field.default for field in fields(Scenario)}
     found = [
@@ -110,6 +120,9 @@ def _controls() -> list[Control]:
     ]
     taken = {c.key for c in found}
     found += [_of_field(name, default) for name, default in defaults.items() if name not in taken]
+    found.append(Control("train_tokens", "10M", _text))
+    found.append(Control("utilisation", 50, _percent))
+    found.append(Control("gpu_price", 0.0, _number, "{:g}".format))
     found.append(Control("pin", (), _pins, list))
     found.append(Control("unit", "GiB", _one_of({"GiB": "GiB", "GB": "GB"})))
     found.append(Control("view", VIEWS[0], _one_of({name: name for name in VIEWS})))
@@ -190,6 +203,16 @@ def _integer(text: str) -> int:
     if len(text) > 18:
         raise ValueError
     return int(text)
+
+
+def _percent(texts: list[str]) -> int:
+    try:
+        value = _integer(texts[-1])
+    except ValueError:
+        value = 0
+    if not 1 <= value <= 100:
+        raise ValueError("must be a whole number from 1 to 100")
+    return value
 
 
 def _number(texts: list[str]) -> float:

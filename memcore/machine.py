@@ -23,6 +23,9 @@ NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--form
 UNIFIED_NVIDIA = ("GB10", "Thor", "Orin")
 """GPUs that share the machine's RAM and of which nvidia-smi reports no memory."""
 
+BUSY_BELOW = 0.95
+"""Free memory below this share of what a run may take is worth saying."""
+
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 Ask = Callable[[tuple[str, ...]], str]
@@ -37,6 +40,26 @@ class Own:
     total_bytes: float
     free_bytes: float | None
     """What nobody uses at the moment; None where the system does not say."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Others use so much of it that a run gets less than it could."""
+        return self.free_bytes is not None and self.free_bytes < BUSY_BELOW * self.device.usable_bytes
+
+
+def distinct(found: list[Own]) -> list[Own]:
+    """Each kind of device once: of several alike, the one with least memory free."""
+    kept: dict[str, Own] = {}
+    for own in found:
+        known = kept.get(own.device.label)
+        if known is None or (own.free_bytes or 0) < (known.free_bytes or 0):
+            kept[own.device.label] = own
+    return list(kept.values())
+
+
+def free_device(own: Own) -> Device:
+    """What is free as a device of its own. The system's share is in use already, so none is left for it again."""
+    return catalog.custom_device(f"{own.free_bytes / GiB:.1f}", "GiB", unified=False)
 
 
 def own_devices(ask: Ask | None = None, meminfo: str | None = None, system: str = "") -> list[Own]:
@@ -109,9 +132,7 @@ def _ram(meminfo: str | None) -> tuple[float | None, float | None]:
 def _run(command: tuple[str, ...]) -> str:
     """What a command prints; nothing where it is missing, fails or hangs."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_SECONDS, stdin=subprocess.DEVNULL, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_SECONDS, stdin=subprocess.DEVNULL, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

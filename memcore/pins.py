@@ -21,8 +21,6 @@ from .units import format_bytes, format_count, format_tokens, parse_count
 MOST = links.MOST_PINS
 BETWEEN = "|"
 LONGEST_NAME = 40
-NOT_OF_A_RUN = ("pin", "view", "unit")
-"""Controls that a pin leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class Pinned:
 
 def write(name: str, values: Mapping[str, Any]) -> str:
     """A pin as text: its name, and the query of the link to its run."""
-    return f"{clean(name)}{BETWEEN}{links.write({k: v for k, v in values.items() if k not in NOT_OF_A_RUN})}"
+    return f"{clean(name)}{BETWEEN}{links.write({k: v for k, v in values.items() if k not in links.ELSEWHERE})}"
 
 
 def can_pin(values: Mapping[str, Any]) -> bool:
@@ -65,7 +63,7 @@ def read(text: str) -> Pinned:
     given, notices = links.read(parse_qs(query, keep_blank_values=True))
     if notices:
         raise ValueError(notices[0])
-    values = {key: control.default for key, control in links.controls().items() if key not in NOT_OF_A_RUN} | given
+    values = {key: control.default for key, control in links.controls().items() if key not in links.ELSEWHERE} | given
     if not can_pin(values):
         raise ValueError("its model is not in the catalog")
     return Pinned(name=clean(name), run=_run(values), device=_device(values), values=values)

@@ -20,7 +20,7 @@ from .links import METHODS
 from .remedies import GIVES_UP
 from .scenario import Scenario, ScenarioError
 from .summary import verdict
-from .timing import describe_ratio
+from .timing import REFERENCE, SOURCE, describe_ratio, duration
 from .units import BYTE_UNITS, format_bytes, format_count, format_tokens
 
 STRICTER = 0.97
@@ -270,3 +270,45 @@ def own_value(run: Scenario, axis: str) -> float:
 
 def _is_power_of_two(n: int) -> bool:
     return n > 0 and n & (n - 1) == 0
+
+
+# ---- how long it takes
+
+
+def durations(runs: dict[str, Scenario], tokens: float, device: Device, utilisation: float, price: float) -> pd.DataFrame:
+    """Estimated hours and cost of a number of tokens with each method."""
+    rows = []
+    for method, run in runs.items():
+        plan = duration(run, tokens, device, utilisation, price)
+        per_second = tokens / (plan.hours * 3600) if plan.hours else 0.0
+        rows.append({"method": method, "tokens_per_second": per_second, "hours": plan.hours, "gpu_hours": plan.gpu_hours, "cost": plan.cost})
+    return pd.DataFrame(rows)
+
+
+def shown_durations(table: pd.DataFrame) -> pd.DataFrame:
+    shown = {
+        "Method": table["method"].map(METHODS),
+        "Tokens per second": table["tokens_per_second"].map("{:,.0f}".format),
+        "Hours": table["hours"].map(format_hours),
+        "GPU hours": table["gpu_hours"].map(format_hours),
+    }
+    if (table["cost"] > 0).any():
+        shown["Cost"] = table["cost"].map("{:,.2f}".format)
+    return pd.DataFrame(shown)
+
+
+def format_hours(hours: float) -> str:
+    """Two digits: an estimate has no more."""
+    return f"{hours:,.0f}" if hours >= 9.5 else f"{hours:.2g}"
+
+
+def speed_note(device: Device, utilisation: float) -> str:
+    """What the hours rest on."""
+    share = f"{utilisation:.0%} of its data sheet's speed"
+    if device.bf16_dense_tflops and device.bandwidth_gb_s:
+        on = f"{device.label} at {share} ({device.bf16_dense_tflops:,.4g} TFLOPS in 16 bits, {device.bandwidth_gb_s:,.4g} GB/s)"
+    else:
+        other = catalog.devices()[REFERENCE]
+        on = f"{other.label} at {share}, because the speed of {device.label} is not known"
+    known = "The published runs it was held against reach 45 to 56 %; small batches and small GPUs reach less."
+    return f"An estimate for {on}, from {SOURCE}. {known} Loading, evaluation and waiting are left out."

@@ -6,7 +6,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import memcore
-from memcore import catalog, figures_whatif, links, presets, remedies, whatif
+from memcore import catalog, figures_whatif, links, machine, presets, remedies, timing, whatif
 from memcore.summary import by_method, verdict
 from memcore.units import format_bytes
 
@@ -233,3 +233,79 @@ def test_a_change_of_attention_targets_is_applied_by_name():
     assert links.of_run(RUN.replace(**changes))["lora_target_modules"] == ("q_proj", "v_proj")
     assert links.of_run(RUN)["lora_target_modules"] == () and "model" not in links.of_run(RUN)
     assert "quantization" not in links.of_run(RUN.replace(method="full"))
+
+
+# ---- time
+
+
+def test_hours_are_the_engines_and_the_note_says_for_which_speed():
+    runs = by_method(RUN)
+    table = whatif.durations(runs, 1e7, CARD, 0.4, 0.5).set_index("method")
+    plan = timing.duration(runs["lora"], 1e7, CARD, 0.4, 0.5)
+    assert (table.loc["lora", "hours"], table.loc["lora", "cost"]) == (plan.hours, plan.cost)
+    assert table.loc["lora", "tokens_per_second"] * plan.hours * 3600 == pytest.approx(1e7)
+    assert "An estimate" in whatif.speed_note(CARD, 0.4) and "40%" in whatif.speed_note(CARD, 0.4)
+    assert "is not known" in whatif.speed_note(catalog.custom_device(24), 0.5)
+    assert "Cost" in whatif.shown_durations(table.reset_index()) and "Cost" not in whatif.shown_durations(whatif.durations(runs, 1e7, CARD, 1, 0))
+
+
+def test_a_token_budget_is_in_the_link_and_nonsense_is_said_at_the_field(open_app):
+    app = open_app(train_tokens="2M", gpu_price="0.5")
+    table = next(t.value for t in app.table if "GPU hours" in t.value)
+    expected = whatif.shown_durations(whatif.durations(by_method(RUN), 2e6, CARD, 0.5, 0.5))
+    assert table.to_dict() == expected.to_dict()
+    app.text_input(key="train_tokens").set_value("many").run()
+    assert not app.exception and any("'many'" in e.value.replace("\\", "") for e in app.error)
+    app.text_input(key="train_tokens").set_value("0").run()
+    assert not app.exception
+
+
+# ---- this machine
+
+
+@pytest.fixture
+def own_gpus(monkeypatch):
+    """Call it with the GPUs this machine is to have, and whether the browser runs on it."""
+
+    def own_gpus(found, local=True):
+        monkeypatch.setattr("memcore.pages.machine.own", lambda: found)
+        monkeypatch.setattr("memcore.pages.machine.local", lambda: local)
+
+    return own_gpus
+
+
+BUSY = machine.Own(device=BIG, total_bytes=BIG.memory_bytes, free_bytes=20.0 * 2**30)
+FREE = machine.Own(device=BIG, total_bytes=BIG.memory_bytes, free_bytes=BIG.memory_bytes)
+
+
+def offers(app):
+    return [button.label for button in app.button if (button.key or "").startswith("own_")]
+
+
+def test_this_machines_gpu_is_offered_and_one_click(open_app, own_gpus):
+    own_gpus([FREE, FREE])
+    app = open_app()
+    assert offers(app) == [f"This machine: {BIG.label}, {format_bytes(BIG.memory_bytes)} free"]
+    app.button(key=f"own_{BIG.name}").click().run()
+    assert not app.exception and app.selectbox(key="device").value == BIG.name
+
+
+def test_what_is_free_of_a_busy_gpu_can_be_asked_for(open_app, own_gpus):
+    own_gpus([FREE, BUSY])
+    app = open_app()
+    assert len(offers(app)) == 2
+    app.button(key=f"own_free_{BIG.name}").click().run()
+    assert not app.exception and app.metric[1].value == format_bytes(machine.free_device(BUSY).usable_bytes)
+
+
+def test_a_machine_that_is_not_in_the_catalog_becomes_a_custom_device(open_app, own_gpus):
+    odd = catalog.custom_device(37.3, "GiB", True)
+    own_gpus([machine.Own(device=odd, total_bytes=odd.memory_bytes, free_bytes=None)])
+    app = open_app()
+    app.button(key="own_custom").click().run()
+    assert not app.exception and app.metric[1].value == format_bytes(odd.usable_bytes)
+
+
+def test_a_hosted_page_offers_nothing(open_app, own_gpus):
+    own_gpus([FREE], local=False)
+    assert offers(open_app()) == []

@@ -16,7 +16,7 @@ from memcore.links import METHODS, UPLOAD
 from memcore.scenario import FIELDS, QLORA_QUANTIZATION, Scenario, ScenarioError, choices
 from memcore.summary import by_method
 
-from . import fields
+from . import fields, machine
 from .fields import escape
 
 LOG = logging.getLogger(__name__)
@@ -65,10 +65,11 @@ def open_link() -> None:
 def sidebar() -> Request:
     """Draw every control and read them. Choices that do not go together are said so, and the last ones that did are in force."""
     state = st.session_state
-    values: dict[str, Any] = {"unit": fields.unit(), "view": state.get("view") or fields.default("view"), "pin": state.get("pin", ())}
+    values: dict[str, Any] = {key: state.get(key) or fields.default(key) for key in links.ELSEWHERE}
     with st.sidebar:
         model = fields.model_field(values)
         device = fields.device_field(values)
+        machine.offer()
         fields.segments(values, "method", METHODS)
         fields.choice(values, "quantization", tuple(name for name in choices("quantization") if name != "none"), "Quantization of QLoRA")
         fields.size_slider(values, "sequence_length")

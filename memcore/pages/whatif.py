@@ -15,8 +15,9 @@ from memcore.catalog import Device
 from memcore.estimate import MemoryBreakdown
 from memcore.scenario import Scenario
 from memcore.summary import verdict
-from memcore.units import format_bytes
+from memcore.units import format_bytes, parse_count
 
+from . import fields
 from .controls import Request, set_controls
 from .fields import escape
 
@@ -43,13 +44,9 @@ def make_it_fit(request: Request, breakdown: MemoryBreakdown) -> None:
     if v.word == "fits":
         return
     plan = whatif.plan_to_fit(run, device)
-    with st.container(
-        horizontal=True, border=True, vertical_alignment="center", horizontal_alignment="distribute", key="plan", gap="small"
-    ):
+    with st.container(horizontal=True, border=True, vertical_alignment="center", horizontal_alignment="distribute", key="plan", gap="small"):
         if plan is None:
-            said, larger = (
-                ("No three changes together make it surely fit.", None) if v.word == "tight" else whatif.nothing_helps(run, device, unit)
-            )
+            said, larger = ("No three changes together make it surely fit.", None) if v.word == "tight" else whatif.nothing_helps(run, device, unit)
             st.markdown(escape(said), width="stretch")
             if larger:
                 st.button("Use that device", key="apply_plan", on_click=set_controls, kwargs={"device": larger.name})
@@ -180,3 +177,45 @@ def _csv(table: pd.DataFrame, request: Request, what: str) -> None:
         key=f"csv_{what}",
         icon=":material/download:",
     )
+
+
+def time_and_cost(request: Request) -> None:
+    """Hours and cost of a token budget, on request."""
+    with st.expander("Time and cost: an estimate", icon=":material/schedule:", key="time"):
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            text = st.text_input(
+                "Tokens to train on",
+                fields.default("train_tokens"),
+                max_chars=20,
+                key="train_tokens",
+                bind=fields.BIND,
+                help="Such as 10M. Samples × their length × epochs, padding included.",
+            )
+            percent = st.number_input(
+                "Speed reached (%)",
+                1,
+                100,
+                fields.default("utilisation"),
+                5,
+                key="utilisation",
+                bind=fields.BIND,
+                help="Share of the data sheet's FLOPs and bandwidth that the run reaches.",
+            )
+            price = st.number_input(
+                "Price of a GPU hour",
+                0.0,
+                1000.0,
+                fields.default("gpu_price"),
+                0.1,
+                key="gpu_price",
+                bind=fields.BIND,
+                help="In any currency; 0 leaves the cost out.",
+            )
+        try:
+            tokens = parse_count(text)
+        except ValueError as error:
+            st.error(escape(str(error)), icon=":material/error:")
+            return
+        table = whatif.durations(request.by_method, tokens, request.device, percent / 100, price)
+        st.table(whatif.shown_durations(table), hide_index=True, border="horizontal", alt="Estimated hours and cost by method")
+        st.caption(escape(whatif.speed_note(request.device, percent / 100)))
