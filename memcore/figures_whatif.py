@@ -41,8 +41,7 @@ def how_far(table: pd.DataFrame, own: tuple[int, int], fits: bool, chosen: str) 
             | dict(
                 x=drawn["sequence_length"].to_numpy(),
                 y=drawn["micro_batch_size"].to_numpy(dtype=np.float64),
-                customdata=[f"up to {n:,}" for n in drawn["micro_batch_size"]],
-                hovertemplate=METHODS[method] + ": %{customdata}<extra></extra>",
+                hovertemplate=METHODS[method] + ": up to %{y:,.0f}<extra></extra>",
             )
         )
     data.append(_here(length, batch, fits, f"this run: {batch:,} × {axis_label('sequence_length', length)}"))

@@ -43,7 +43,7 @@ AXIS_UNITS = {
     "model": "parameters of a Llama-shaped model",
 }
 
-PER_OCTAVE = 8
+PER_OCTAVE = 6
 """Lengths between two powers of two at which the frontier is asked for."""
 
 SHORTEST, LONGEST = 128, 2**20

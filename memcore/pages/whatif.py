@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -128,7 +129,7 @@ def how_far(request: Request, breakdown: MemoryBreakdown) -> None:
         table = whatif.frontier(request.by_method, device.usable_bytes)
         figure = figures_whatif.how_far(table, (run.sequence_length, run.micro_batch_size), needs <= device.usable_bytes, run.method)
         st.plotly_chart(figure, key="how_far", config=figures.CONFIG, alt=said)
-        _as_table(whatif.shown_frontier(table, run.sequence_length), table, request, "frontier")
+        _as_table(lambda: whatif.shown_frontier(table, run.sequence_length), table, request, "frontier")
     with right:
         with st.container(horizontal=True, vertical_alignment="center", key="curves_title"):
             st.markdown("**Memory against**", width="content")
@@ -141,17 +142,17 @@ def how_far(request: Request, breakdown: MemoryBreakdown) -> None:
                 format_func=whatif.SHORT_AXES.get,
                 label_visibility="collapsed",
             )
-        table = whatif.curves(request.by_method, axis)
+        grown = whatif.curves(request.by_method, axis)
         own = whatif.own_value(run, axis)
-        window = whatif.window(table, needs, device.usable_bytes)
-        figure = figures_whatif.curves(table, axis, (own, needs), device.usable_bytes, run.method, window, unit)
+        window = whatif.window(grown, needs, device.usable_bytes)
+        figure = figures_whatif.curves(grown, axis, (own, needs), device.usable_bytes, run.method, window, unit)
         st.plotly_chart(
             figure,
             key="curves",
             config=figures.CONFIG,
             alt=f"Memory against {whatif.AXES[axis].lower()}; this run needs {format_bytes(needs, unit)}",
         )
-        _as_table(whatif.shown_curves(table, axis, own, unit), table, request, f"memory-by-{axis}")
+        _as_table(lambda: whatif.shown_curves(grown, axis, own, unit), grown, request, f"memory-by-{axis}")
 
 
 @lru_cache(maxsize=1024)
@@ -159,11 +160,11 @@ def furthest(run: Scenario, budget: float) -> str:
     return whatif.furthest(run, budget)
 
 
-def _as_table(shown: pd.DataFrame, table: pd.DataFrame, request: Request, what: str) -> None:
+def _as_table(shown: Callable[[], pd.DataFrame], table: pd.DataFrame, request: Request, what: str) -> None:
     """The numbers of a chart, when asked for."""
     with st.expander("As a table", key=f"table_{what}", on_change="rerun") as box:
         if box.open:
-            st.table(shown, hide_index=True, border="horizontal")
+            st.table(shown(), hide_index=True, border="horizontal")
             _csv(table, request, what)
 
 
