@@ -10,8 +10,9 @@ import pandas as pd
 
 from . import catalog, links
 from .architecture import ModelArchitecture
-from .scenario import FIELDS, Scenario
-from .trainers import TrainerFile, TrainerFileError, read_trainer_file, trainers, write_trainer_file
+from .configs import lora_fields_from_adapter_config, parse_json
+from .scenario import FIELDS, SAVED_MODULES, Scenario
+from .trainers import TrainerFile, TrainerFileError, Unused, Used, read_trainer_file, trainers, write_trainer_file
 from .trainers.errors import show
 from .trainers.settings import IGNORED
 
@@ -39,7 +40,7 @@ class Read:
     @property
     def title(self) -> str:
         """Whose file it is."""
-        return f"{self.file.label} {self.file.version}"
+        return f"{self.file.label} {self.file.version}".strip()
 
 
 def read(text: str | bytes, model: ModelArchitecture, trainer: str = DETECT) -> Read:
@@ -52,6 +53,42 @@ def read(text: str | bytes, model: ModelArchitecture, trainer: str = DETECT) -> 
     if borrowed.scenario is None:  # pragma: no cover  (the model was given)
         raise TrainerFileError("the file does not say which model it trains; choose one at the left")
     return Read(TrainerFile(**{**vars(borrowed), "notes": tuple(dict.fromkeys((*file.notes, *borrowed.notes)))}), borrowed.scenario, True)
+
+
+ADAPTER_KEYS = {"r": "lora_rank", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules", "modules_to_save": "modules_to_save"}
+"""Of an adapter_config.json, and the fields they set."""
+
+
+def is_adapter(text: str) -> bool:
+    """Whether a text is PEFT's adapter_config.json, which describes adapters and nothing else of a run."""
+    return text.lstrip().startswith("{") and '"peft_type"' in text
+
+
+def read_adapter(text: str, page: Scenario) -> Read:
+    """The page's run with the adapters of an adapter_config.json. Raises ConfigError or ScenarioError, in one sentence."""
+    values = parse_json(text, "adapter_config.json")
+    lora = lora_fields_from_adapter_config(values)
+    saved = lora.get("modules_to_save", ())
+    known = tuple(name for name in saved if name in SAVED_MODULES)
+    notes = (
+        [f"modules_to_save: {', '.join(name for name in saved if name not in known)} trained in full is not in the estimate"]
+        if len(known) < len(saved)
+        else []
+    )
+    base = values.get("base_model_name_or_path")
+    base = base[:SHOWN_LETTERS] if isinstance(base, str) else ""
+    borrowed = base not in catalog.models()
+    method = page.method if page.method != "full" else "lora"  # the file does not say how the base is stored
+    fields = lora | {"modules_to_save": known, "method": method} | ({} if borrowed else {"model": base})
+    run = page.replace(**fields)
+    used = [Used(key, values[key], field) for key, field in ADAPTER_KEYS.items() if values.get(key)]
+    used += [] if borrowed else [Used("base_model_name_or_path", base, "model")]
+    unused = [Unused(key, value, IGNORED) for key, value in values.items() if key not in {u.key for u in used}]
+    file = TrainerFile(
+        trainer="peft", label="PEFT adapter_config.json", version="", model_name=base, scenario_fields=fields, scenario=run,
+        used=tuple(used), unused=tuple(unused), assumed=(), notes=tuple(notes),
+    )  # fmt: skip
+    return Read(file, run, borrowed)
 
 
 def fields_set(found: Read, page: Scenario) -> pd.DataFrame:
@@ -130,17 +167,7 @@ def _value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         text = ", ".join(map(str, value)) or "none"
     else:
-        text = (
-            "true"
-            if value is True
-            else "false"
-            if value is False
-            else "–"
-            if value is None
-            else f"{value:,}"
-            if type(value) is int
-            else str(value)
-        )
+        text = "true" if value is True else "false" if value is False else "–" if value is None else f"{value:,}" if type(value) is int else str(value)
     if len(text) > SHOWN_LETTERS:
         text = show(text, SHOWN_LETTERS).strip("'\"")
     return "".join(f"\\{c}" if c in "\\`*_{}[]<>$~|#&" else c for c in text)

@@ -23,9 +23,7 @@ TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 def styles(frame: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
     """Colour, symbol and glyph of each source, in the order in which the sources come."""
-    return {
-        s: tuple(each[i % len(each)] for each in (SOURCE_COLORS, SYMBOLS, GLYPHS)) for i, s in enumerate(dict.fromkeys(frame["source"]))
-    }
+    return {s: tuple(each[i % len(each)] for each in (SOURCE_COLORS, SYMBOLS, GLYPHS)) for i, s in enumerate(dict.fromkeys(frame["source"]))}
 
 
 def legend(frame: pd.DataFrame, every: pd.DataFrame) -> str:
@@ -119,7 +117,7 @@ def errors_by_source(frame: pd.DataFrame, every: pd.DataFrame) -> go.Figure:
         showlegend=False,
         hovermode="closest",
         xaxis=dict(
-            title=dict(text="Error of the estimate (%): left too low, right too high", standoff=6),
+            title=dict(text="Error (%), too low to too high", standoff=6),
             range=[-100 * reach, 100 * reach],
             fixedrange=True,
             zeroline=True,

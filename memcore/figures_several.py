@@ -17,7 +17,7 @@ def divided_and_whole(parts: pd.DataFrame, unit: str = "GiB") -> go.Figure:
     names = list(ends["label"])
     data = _stacked(parts, "kind", list(ends["kind"]), names, [True] * len(names), reach, unit)
     labels = [f"{row.label}<br>{format_bytes(row.total, unit)}" for row in ends.itertuples()]
-    figure = _horizontal(data, names, labels, f"Live tensors at the peak, on one GPU ({unit})", reach, reach, "", height=80 + 44 * len(names))
+    figure = _horizontal(data, names, labels, f"Live at the peak ({unit})", reach, reach, "", height=80 + 44 * len(names))
     figure.layout.shapes = figure.layout.annotations = ()  # no device to compare one part with
     return figure.update_layout(margin_t=8)
 
@@ -34,5 +34,5 @@ def by_stage(stacks: pd.DataFrame, usable: float, unit: str = "GiB") -> go.Figur
         _bold(f"{row.method.replace(': ', '<br>')}<br>{format_bytes(row.total, unit)}", is_strong)
         for row, is_strong in zip(ends.itertuples(), strong, strict=True)
     ]
-    title, limit = f"Memory one of its cards must provide ({unit})", f"this device: {format_bytes(usable, unit)}"
+    title, limit = f"One card must provide ({unit})", f"this device: {format_bytes(usable, unit)}"
     return _horizontal(data, names, labels, title, reach, usable / size, limit, height=90 + 56 * len(names))

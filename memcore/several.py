@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from . import parallel, solver, summary
+from . import catalog, parallel, solver, summary
 from .catalog import Device
 from .estimate import MemoryBreakdown, basis_of, estimate, stages
 from .ledger import TERMS
@@ -134,7 +134,8 @@ def _why_nothing(run: Scenario) -> str:
         return "they divide within a machine only"
     if run.sharding == "none":
         return "nothing is divided among them"
-    return "next to nothing of what is on them at the peak is divided" + (", and what was offloaded is not there" if run.offload != "none" else "")
+    offloaded = run.offload != "none" or catalog.shardings()[run.sharding].offloads
+    return "what they divide is in the host's memory" if offloaded else "next to nothing of what they hold at the peak is divided"
 
 
 def sharded_instead(run: Scenario, unit: str = "GiB") -> str:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from test_browser import CUT_OFF
 from test_dashboard import SCRIPT, needed_by, needs
 
 import memcore
 from memcore import exchange, links, solver, uploads
 from memcore.scenario import FIELDS
 from memcore.trainers import WRITABLE, TrainerFileError
+from memcore.units import format_bytes
 
 FILES = sorted((Path(__file__).parent / "trainer_files").glob("*.[!t]*"))
 RUN = memcore.Scenario(model=links.DEFAULT_MODEL)
@@ -158,6 +160,23 @@ def test_an_upload_that_is_no_trainers_file_costs_one_sentence(view, data):
     assert view.text_area(key="trainer_text").value.startswith("base_model: Qwen")
 
 
+ADAPTER = {"peft_type": "LORA", "r": 64, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}
+
+
+def test_an_adapters_own_file_changes_the_adapters_and_nothing_else(view):
+    view.select_slider(key="sequence_length").set_value(1024).run()
+    give(view, json.dumps(ADAPTER | {"base_model_name_or_path": "Qwen/Qwen3-4B", "lora_alpha": 8}))
+    view.button(key="trainer_apply").click().run()
+    run = RUN.replace(model="Qwen/Qwen3-4B", sequence_length=1024, lora_rank=64, lora_dropout=0.1)
+    assert needs(view) == needed_by(run.replace(lora_target_modules=("q_proj", "v_proj"), modules_to_save=("lm_head",)))
+
+
+def test_an_adapters_file_for_other_modules_says_which_there_are(view):
+    give(view, json.dumps(ADAPTER | {"target_modules": ["c_attn"]}))
+    (error,) = errors(view)
+    assert "c_attn" in error.replace("\\", "") and "q_proj" in error.replace("\\", "")
+
+
 def test_an_empty_view_says_what_to_do(view):
     assert any("Nothing to read yet" in i.value for i in view.info)
 
@@ -176,7 +195,6 @@ CONFIG = {
     "vocab_size": 1000,
 }
 PARAMETERS = 210_240
-ADAPTER = {"peft_type": "LORA", "r": 64, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}
 
 
 class TestModelFiles:
@@ -249,3 +267,35 @@ def test_each_bad_model_file_gets_one_sentence(name, content, words):
 def test_files_are_told_apart_by_their_keys_whatever_their_names():
     found = uploads.read([("a.json", json.dumps(CONFIG)), ("b.json", json.dumps(ADAPTER)), ("c.json", json.dumps(index(2 * PARAMETERS)))])
     assert found.model.parameters == PARAMETERS and found.lora["lora_rank"] == 64 and found.checkpoint.agrees and not found.problems
+
+
+@pytest.mark.browser
+def test_in_a_browser_a_file_goes_in_and_comes_out_the_same(open_page, settle):
+    path = Path(__file__).parent / "trainer_files" / "axolotl-llama3-qlora.yaml"
+    run = exchange.read(path.read_text(), RUN.model).run
+    page = open_page("?view=Trainer+files")
+    page.locator(".st-key-trainer_upload input[type=file]").set_input_files(str(path))
+    page.get_by_role("button", name="Apply to the page").click()
+    page.wait_for_function(
+        "text => document.querySelector('[data-testid=stMetricValue]')?.innerText === text",
+        arg=format_bytes(memcore.estimate(run).device),
+    )
+    settle(page)
+    page.get_by_role("radio", name="Trainer files", exact=True).click()
+    page.get_by_role("tab", name="This page into a trainer's file").click()
+    page.get_by_role("radio", name="axolotl", exact=True).click()
+    page.locator(".st-key-trainer_file").get_by_text("base_model").first.wait_for()
+    settle(page)
+    with page.expect_download() as download:
+        page.locator(".st-key-trainer_download button").click()
+    written = download.value
+    assert written.suggested_filename.endswith("-axolotl.yaml")
+    assert exchange.read(written.path().read_text(), run.model).run == run
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("view", ["Trainer+files", "Accuracy", "Method", "Estimate&data_parallel_size=8&sharding=fsdp&pipeline_parallel_size=4"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_nothing_is_cut_off(open_page, view, scheme):
+    page = open_page(f"?view={view}", width=390, color_scheme=scheme)
+    assert page.evaluate(CUT_OFF) == [0, []]

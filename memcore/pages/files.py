@@ -8,7 +8,9 @@ import pandas as pd
 import streamlit as st
 
 from memcore import exchange, summary
+from memcore.configs import ConfigError
 from memcore.estimate import MemoryBreakdown, estimate
+from memcore.scenario import ScenarioError
 from memcore.trainers import TrainerFileError
 from memcore.trainers.text import MAX_CHARACTERS
 
@@ -36,7 +38,7 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
 def _into(request: Request) -> None:
     st.markdown(
         "Upload or paste what you already have: the YAML or JSON of axolotl, LLaMA-Factory, torchtune, TRL or mlx-lm, a command line, "
-        "or Unsloth's Python. It is read, never run, and stays on this page."
+        "or Unsloth's Python; or an adapter's adapter_config.json. It is read, never run, and stays on this page."
     )
     left, right = st.columns(2, gap="medium")
     with left:
@@ -51,22 +53,22 @@ def _into(request: Request) -> None:
             "Whose file it is", list(exchange.readable()), format_func=exchange.readable().get, key="trainer_name", persist_state="session"
         )
     with right:
-        text = st.text_area(
-            "or its text", key="trainer_text", height=190, max_chars=MAX_CHARACTERS, placeholder=EXAMPLE, persist_state="session"
-        )
+        text = st.text_area("or its text", key="trainer_text", height=190, max_chars=MAX_CHARACTERS, placeholder=EXAMPLE, persist_state="session")
     if problem := st.session_state.get("_trainer_problem"):
         st.error(escape(problem), icon=":material/error:")
     if not (text or "").strip():
         st.info(
-            "Nothing to read yet. The example in grey shows what a file looks like; "
-            "keys that are missing have the defaults of the trainer's own code.",
+            "Nothing to read yet. The example in grey shows what a file looks like; keys that are missing have the defaults of the trainer's own code.",
             icon=":material/upload_file:",
         )
         return
     try:
-        found = exchange.read(text, request.run.model, trainer or exchange.DETECT)
+        if exchange.is_adapter(text):
+            found = exchange.read_adapter(text, request.run)
+        else:
+            found = exchange.read(text, request.run.model, trainer or exchange.DETECT)
         needs = estimate(found.run)
-    except TrainerFileError as error:
+    except (TrainerFileError, ConfigError, ScenarioError) as error:
         st.error(f"{escape(_sentence(error))} The page is as it was.", icon=":material/error:")
         return
     except Exception as error:  # whatever a stranger's file does, the page stays
@@ -114,7 +116,8 @@ def _found(request: Request, found: exchange.Read, needs: MemoryBreakdown) -> No
                 key="trainer_apply",
                 on_click=_apply,
                 args=(found.controls,),
-                help="Sets every control to this run and shows its estimate. Fields the file does not decide get their defaults.",
+                help="Sets every control to this run and shows its estimate."
+                + ("" if found.file.trainer == "peft" else " What neither the file nor its trainer decides gets memcore's default."),
             )
     for note in found.file.notes:
         st.markdown(f":material/info: {escape(note)}.".replace("..", "."))
@@ -134,9 +137,7 @@ def _found(request: Request, found: exchange.Read, needs: MemoryBreakdown) -> No
         else "All other keys were used."
     )
     if len(defaults := exchange.assumed(found.file)):
-        with st.expander(
-            f"{len(defaults)} defaults of {found.file.label.split(' (')[0]} where the file says nothing", key="trainer_defaults"
-        ):
+        with st.expander(f"{len(defaults)} defaults of {found.file.label.split(' (')[0]} where the file says nothing", key="trainer_defaults"):
             _table(defaults, "Defaults that were assumed, and where they are written")
 
 

@@ -27,7 +27,7 @@ def show(request: Request, breakdown: MemoryBreakdown) -> None:
         st.html(figures.legend(), width="content")
     if run.gpus > 1:
         said = [f"{several.together(run)}.", several.twice_as_many(run, request.unit), several.sharded_instead(run, request.unit)]
-        st.markdown(escape(" ".join(sentence for sentence in said if sentence)))
+        st.markdown("\n".join(f"- {escape(sentence)}" for sentence in said if sentence))
     if found is not None:
         (st.info if found.machine else st.error)(escape(several.host_sentence(found, request.unit)), icon=":material/memory:")
     if run.gpus > 1:
