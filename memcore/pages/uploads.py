@@ -28,6 +28,7 @@ def uploaded_model(values: dict[str, Any]) -> ModelArchitecture:
         "config.json",
         type=["json"],
         accept_multiple_files=True,
+        max_upload_size=16,
         key="config_file",
         on_change=_set_adapters,
         help="From the model's files on the Hub. adapter_config.json may come along and sets the LoRA controls; "
