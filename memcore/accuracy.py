@@ -46,9 +46,7 @@ def headline(frame: pd.DataFrame) -> list[Figure]:
     ):
         if len(part):
             e = errors(part["error"])
-            figures.append(
-                Figure(label, percent(e.median), f"{meaning} {e.n:,} runs, nine in ten within {percent(e.p90)}, worst {percent(e.worst)}.")
-            )
+            figures.append(Figure(label, percent(e.median), f"{meaning} {e.n:,} runs, nine in ten within {percent(e.p90)}, worst {percent(e.worst)}."))
     under = errors(frame["error"]).under
     figures.append(
         Figure(
@@ -150,8 +148,9 @@ def sentence(run: Scenario) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """With its sign: "+1.2 %", "-0.3 %"."""
-    return f"{'+' if share >= 0 else '-'}{percent(share)}"
+    """With its sign, where it is not too small to have one: "+1.2 %", "-0.3 %", "< 0.1 %"."""
+    size = percent(share)
+    return size if size.startswith("<") else f"{'+' if share >= 0 else '-'}{size}"
 
 
 def hover(row: pd.Series | object, unit: str = "GiB") -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from . import accuracy
-from .figures import INK
+from .figures import CAPACITY, INK
 from .units import BYTE_UNITS
 from .validation import METHODS
 
@@ -50,8 +50,6 @@ def measured_and_estimated(frame: pd.DataFrame, every: pd.DataFrame, similar: tu
         rows = frame[frame["source"] == source]
         if rows.empty:
             continue
-        near = rows["id"].isin(similar)
-        outline = dict(color=[INK if ring else color for ring in near], width=[2.5 if ring else 0.5 for ring in near])
         data.append(
             dict(
                 type="scatter",
@@ -59,11 +57,15 @@ def measured_and_estimated(frame: pd.DataFrame, every: pd.DataFrame, similar: tu
                 name=source,
                 x=(rows["measured"] / size).to_numpy(),
                 y=(rows["estimated"] / size).to_numpy(),
-                marker=dict(color=color, symbol=symbol, size=[12 if ring else 8 for ring in near], line=outline, opacity=0.85),
-                hovertext=[accuracy.hover(row, unit) for row in rows.drop(columns="index", errors="ignore").itertuples(index=False)],
+                marker=dict(color=color, symbol=symbol, size=8, opacity=0.85),
+                hovertext=[accuracy.hover(row, unit) for row in rows.itertuples(index=False)],
                 hovertemplate="%{hovertext}<extra></extra>",
             )
         )
+    near = frame[frame["id"].isin(similar)]
+    ring = dict(symbol="circle-open", size=15, color=CAPACITY, line=dict(width=2))
+    where = dict(x=(near["measured"] / size).to_numpy(), y=(near["estimated"] / size).to_numpy())
+    data.append(dict(type="scatter", mode="markers", name="like this run", hoverinfo="skip", marker=ring) | where)
     ticks = [t for t in TICKS if low <= t <= high]
     axis = dict(type="log", range=[math.log10(low), math.log10(high)], tickvals=ticks, ticktext=[f"{t:,}" for t in ticks], fixedrange=True)
     layout = dict(

@@ -58,8 +58,9 @@ def test_a_point_says_the_runs_settings_and_both_numbers(frame):
 def test_runs_like_the_one_on_the_page_are_ringed(frame):
     similar = validation.similar(memcore.Scenario(model=links.DEFAULT_MODEL))
     figure = figures_accuracy.measured_and_estimated(frame, frame, similar.ids)
-    rings = sum(width > 1 for trace in figure.data if trace.hovertext for width in trace.marker.line.width)
-    assert rings == len(similar.ids) > 0
+    (rings,) = [trace for trace in figure.data if trace.marker.symbol == "circle-open"]
+    rows = frame[frame["id"].isin(similar.ids)]
+    assert len(rings.x) == len(similar.ids) > 0 and list(rings.x) == pytest.approx(list(rows["measured"] / GiB))
 
 
 def test_the_error_chart_has_a_line_for_each_source_and_method(frame):
