@@ -51,7 +51,7 @@ def how_far(table: pd.DataFrame, own: tuple[int, int], fits: bool, chosen: str) 
     layout = dict(
         xaxis=_log_axis("Sequence length (tokens)", float(table["sequence_length"].min()), last, "sequence_length")
         | dict(unifiedhovertitle=dict(text="%{x:,} tokens")),
-        yaxis=_log_axis("Largest micro batch", 0.8, top * 1.5, "micro_batch_size"),
+        yaxis=_log_axis("Largest micro batch (sequences)", 0.8, top * 1.5, "micro_batch_size"),
         annotations=_nothing(data),
     )
     return _figure(data, layout)

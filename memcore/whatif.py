@@ -43,8 +43,11 @@ AXIS_UNITS = {
     "model": "parameters of a Llama-shaped model",
 }
 
-PER_OCTAVE = 6
+PER_OCTAVE = 4
 """Lengths between two powers of two at which the frontier is asked for."""
+
+EXACT_BATCHES = (1, 2, 3, 4, 5, 6, 8, 12)
+"""Batches whose longest length is drawn exactly."""
 
 SHORTEST, LONGEST = 128, 2**20
 MOST_BATCH = 4096
@@ -156,22 +159,27 @@ def remedies_table(found: Sequence[Remedy]) -> pd.DataFrame:
 # ---- how far it goes
 
 
-def frontier_lengths(run: Scenario) -> np.ndarray:
-    """Lengths to ask for: from short to far beyond the run's own, some to each octave, and its own."""
-    first, last = np.log2(SHORTEST), np.log2(min(max(16 * int(run.sequence_length), 2**15), LONGEST))
-    grid = np.round(2 ** np.arange(first, last + 1e-9, 1 / PER_OCTAVE))
-    return np.unique(np.append(grid, float(min(max(int(run.sequence_length), 1), 2**27))))
+def frontier_lengths(run: Scenario, budget: float) -> np.ndarray:
+    """Lengths to ask for: from short to far beyond the run's own, some to each octave, its own, and both sides of every step of the
+    small batches."""
+    last = min(max(16 * int(run.sequence_length), 2**15), LONGEST)
+    grid = np.round(2 ** np.arange(np.log2(SHORTEST), np.log2(last) + 1e-9, 1 / PER_OCTAVE))
+    edges = np.asarray(solver.largest(run.replace(micro_batch_size=np.array(EXACT_BATCHES, dtype=np.float64)), "sequence_length", budget))
+    steps = np.concatenate([edges, edges + 1])
+    return np.unique(np.concatenate([grid, steps[(steps > SHORTEST) & (steps < last)], [float(run.sequence_length)]]))
 
 
 def frontier(runs: dict[str, Scenario], budget: float) -> pd.DataFrame:
     """The largest micro batch that fits at each length, for each method: 0 where not even one sequence does."""
-    return pd.concat([_frontier(method, run, budget) for method, run in runs.items()], ignore_index=True)
-
-
-def _frontier(method: str, run: Scenario, budget: float) -> pd.DataFrame:
-    lengths = frontier_lengths(run)
-    batches = np.broadcast_to(solver.largest(run.replace(sequence_length=lengths), "micro_batch_size", budget), lengths.shape)
-    return pd.DataFrame({"method": method, "sequence_length": lengths.astype(np.int64), "micro_batch_size": batches})
+    lengths = np.unique(np.concatenate([frontier_lengths(run, budget) for run in runs.values()]))
+    batches = [solver.largest(run.replace(sequence_length=lengths), "micro_batch_size", budget) for run in runs.values()]
+    return pd.DataFrame(
+        {
+            "method": np.repeat(list(runs), len(lengths)),
+            "sequence_length": np.tile(lengths.astype(np.int64), len(runs)),
+            "micro_batch_size": np.concatenate([np.broadcast_to(b, lengths.shape) for b in batches]),
+        }
+    )
 
 
 def furthest(run: Scenario, budget: float) -> str:
