@@ -43,10 +43,10 @@ AXIS_UNITS = {
     "model": "parameters of a Llama-shaped model",
 }
 
-PER_OCTAVE = 4
+PER_OCTAVE = 3
 """Lengths between two powers of two at which the frontier is asked for."""
 
-EXACT_BATCHES = (1, 2, 3, 4, 5, 6, 8, 12)
+EXACT_BATCHES = (1, 2, 3, 4)
 """Batches whose longest length is drawn exactly."""
 
 SHORTEST, LONGEST = 128, 2**20
