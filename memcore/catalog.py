@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .files import data_folder
 from .units import BYTE_UNITS, MiB, format_count
 
 if TYPE_CHECKING:
@@ -482,16 +482,6 @@ def measured_runs() -> Table[MeasuredRun]:
             settings["lora_target_modules"] = "all-linear"
         runs[values["id"]] = MeasuredRun(scenario=settings, **values)
     return Table("measured run", runs)
-
-
-@cache
-def data_folder() -> Path:
-    """The data: inside the installed package, or beside it in a source tree."""
-    here = Path(__file__).parent
-    for folder in (here / "data", here.parent / "data"):
-        if (folder / "devices.csv").exists():
-            return folder
-    raise FileNotFoundError(f"memcore's data are neither in {here / 'data'} nor in {here.parent / 'data'}; reinstall memcore")
 
 
 def _rows(file: str) -> list[dict[str, str]]:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from .catalog import Device
 from .scenario import Scenario
+from .units import one_line
 
 RUNS_IN_A_SPREADSHEET = ("=", "+", "-", "@", "\t", "\r", "\n")
 ASCII = str.maketrans({"×": "x", "·": "*", "−": "-", "–": "-", "—": "-", "…": "...", "²": "^2", "“": '"', "”": '"', "’": "'"})
@@ -43,7 +44,7 @@ def to_csv(table: pd.DataFrame) -> bytes:
 def _safe(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    text = " ".join(value.translate(ASCII).split())
+    text = one_line(value.translate(ASCII), len(value))
     return f"'{text}" if text.startswith(RUNS_IN_A_SPREADSHEET) else text
 
 

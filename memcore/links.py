@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from . import catalog, scenario
-from .scenario import DEGREES, LARGEST, QLORA_QUANTIZATION, SAVED_MODULES, Scenario, choices
+from .scenario import COUNTS, DEGREES, LARGEST, QLORA_QUANTIZATION, SAVED_MODULES, Scenario, choices
 from .units import BYTE_UNITS, format_tokens, parse_tokens
 
 CUSTOM = "Custom…"
@@ -23,7 +23,6 @@ HUB = "Hub id…"
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 DEFAULT_DEVICE = "NVIDIA GeForce RTX 4090"
 METHODS = {"full": "Full", "lora": "LoRA", "qlora": "QLoRA"}
-SIZES = LARGEST | getattr(scenario, "DEGREES", {})
 """Fields that are whole numbers from 1, with the largest that a Scenario takes."""
 VIEWS = ("Estimate", "Compare", "Devices", "Trainer files", "Accuracy", "Method")
 SHOWN_LETTERS = 40
@@ -62,6 +61,8 @@ def read(parameters: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], list[
     for key, texts in parameters.items():
         if key not in known:
             notices.append(f"{_quote(key)} is not a control of this page and was left out")
+            continue
+        if not texts:
             continue
         try:
             values[key] = known[key].parse(list(texts))
@@ -110,7 +111,7 @@ def _controls() -> list[Control]:
         Control("custom_parameters", "8B", _text),
         Control("hub_id", "", _id),
         Control("device", DEFAULT_DEVICE, _device, shows=lambda name: getattr(catalog.devices().get(name), "label", name)),
-        Control("custom_memory", 24.0, _number, "{:g}".format),
+        Control("custom_memory", 24.0, _number, _write_number),
         Control("custom_memory_unit", "GB", _one_of({"GB": "GB", "GiB": "GiB"})),
         Control("custom_unified", False, _flag, _write_flag),
         Control("method", defaults["method"], _one_of(METHODS), shows=METHODS.__getitem__),
@@ -122,7 +123,7 @@ def _controls() -> list[Control]:
     found += [_of_field(name, default) for name, default in defaults.items() if name not in taken]
     found.append(Control("train_tokens", "10M", _text))
     found.append(Control("utilisation", 50, _percent))
-    found.append(Control("gpu_price", 0.0, _number, "{:g}".format))
+    found.append(Control("gpu_price", 0.0, _number, _write_number))
     found.append(Control("pin", (), _pins, list))
     found.append(Control("unit", "GiB", _one_of({"GiB": "GiB", "GB": "GB"})))
     found.append(Control("view", VIEWS[0], _one_of({name: name for name in VIEWS})))
@@ -138,7 +139,7 @@ def _of_field(name: str, default: Any) -> Control:
     if isinstance(default, int):
         return Control(name, default, _whole(name, _integer))
     if isinstance(default, float):
-        return Control(name, default, _share, "{:g}".format)
+        return Control(name, default, _share, _write_number)
     return Control(name, default, _one_of({value: value for value in choices(name)}))
 
 
@@ -186,13 +187,13 @@ def _did_you_mean(kind: str, name: str, known: list[str]) -> str:
 
 def _whole(field: str, parse_one: Callable[[str], int]) -> Callable[[list[str]], int]:
     def parse(texts: list[str]) -> int:
-        largest = (LARGEST | DEGREES)[field]
-        rule = f"must be a whole number from 1 to {largest:,}"
+        least, largest = int(field not in COUNTS), (LARGEST | DEGREES | COUNTS)[field]
+        rule = f"must be a whole number from {least} to {largest:,}"
         try:
             value = parse_one(texts[-1])
         except ValueError:
             raise ValueError(rule) from None
-        if not 1 <= value <= largest:
+        if not least <= value <= largest:
             raise ValueError(rule)
         return value
 
@@ -223,6 +224,11 @@ def _number(texts: list[str]) -> float:
     if not math.isfinite(value):
         raise ValueError("must be a finite number")
     return value
+
+
+def _write_number(value: float) -> str:
+    """The shortest text that reads back as the same number."""
+    return repr(float(value)).removesuffix(".0")
 
 
 def _share(texts: list[str]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from . import catalog, cautions, remedies, rules
+from . import catalog, cautions, files, remedies, rules
 from .catalog import Device
 from .estimate import PHASE_LABELS, MemoryBreakdown, estimate
 from .ledger import TERMS
@@ -30,7 +30,7 @@ OF_TOKENS = ("activations", "logits")
 @cache
 def facts() -> dict[str, Any]:
     """data/facts.toml."""
-    with open(catalog.data_folder() / "facts.toml", "rb") as file:
+    with open(files.data_folder() / "facts.toml", "rb") as file:
         return tomllib.load(file)
 
 

@@ -8,7 +8,7 @@ from datetime import date
 from functools import cache
 from typing import Any
 
-from . import catalog
+from . import catalog, files
 from .catalog import Device
 from .scenario import Scenario
 
@@ -34,7 +34,7 @@ class Preset:
 @cache
 def presets() -> catalog.Table[Preset]:
     """Every preset by name, in the order to show them."""
-    with open(catalog.data_folder() / "presets.toml", "rb") as file:
+    with open(files.data_folder() / "presets.toml", "rb") as file:
         rows = tomllib.load(file)["preset"]
     known = {field.name for field in fields(Preset)} - {"settings"} | {"run"}
     found: dict[str, Preset] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
@@ -60,7 +61,7 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _nulls(values: dict[str, Any], outer: str = "") -> Any:
+def _nulls(values: dict[str, Any], outer: str = "") -> Iterator[str]:
     for key, value in values.items():
         if value is None:
             yield outer + key

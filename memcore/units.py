@@ -13,11 +13,8 @@ COUNT_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 TOKEN_UNITS = {"": 1, "K": 2**10, "M": 2**20}
 NUMBER_AND_UNIT = r"\s*(\d{1,3}(?:,\d{3}){1,5}|\d{1,18})(\.\d{1,18})?\s*([A-Za-z]*)\s*"
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int8": 1, "bool": 1}
-FLOAT32_BYTES = DTYPE_BYTES["float32"]
-BFLOAT16_BYTES = DTYPE_BYTES["bfloat16"]
-INT64_BYTES = DTYPE_BYTES["int64"]
-BOOL_BYTES = DTYPE_BYTES["bool"]
+FLOAT32, HALF, BYTE, INT64, INT32 = 4, 2, 1, 8, 4
+"""Bytes of an element by its dtype; HALF is bfloat16 or float16."""
 
 
 def format_bytes(value: float, unit: str = "GiB") -> str:
@@ -33,6 +30,11 @@ def format_bytes(value: float, unit: str = "GiB") -> str:
     if unit == "B":
         return f"{value:,.0f} B"
     return f"{_digits(value / BYTE_UNITS[unit])} {unit}"
+
+
+def one_line(text: str, most: int = 80) -> str:
+    """Text from outside as one printable line: no line breaks, control, formatting or half characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:most]
 
 
 def format_count(value: float) -> str:

@@ -10,7 +10,7 @@ from . import configs
 from .architecture import ModelArchitecture
 from .configs import Checkpoint, ConfigError
 from .configs.adapters import WIDTHS
-from .units import format_bytes
+from .units import format_bytes, one_line
 
 LARGEST = 16 * 2**20
 """Bytes of all files together; the index of a large checkpoint has several MiB, a config.json a few KiB."""
@@ -70,7 +70,8 @@ def kind_of(name: str, values: dict[str, Any]) -> str:
 def named(model: ModelArchitecture, config: dict[str, Any]) -> ModelArchitecture:
     """The model under the name its config gives it, or none."""
     given = config.get("_name_or_path")
-    return replace(model, name=given[:80] if isinstance(given, str) and given.strip() else f"uploaded {model.model_type}")
+    name = one_line(given) if isinstance(given, str) else ""
+    return replace(model, name=name or f"uploaded {model.model_type}")
 
 
 def compared(model: ModelArchitecture, found: Checkpoint, unit: str = "GiB") -> str:

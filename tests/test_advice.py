@@ -8,7 +8,7 @@ import pytest
 from random_runs import random_run
 
 import memcore
-from memcore import advice, remedies
+from memcore import advice, files, remedies
 from memcore.advice import advise, cheapest_plan
 from memcore.units import GB, GiB
 
@@ -38,7 +38,7 @@ class TestARemedy:
     def test_has_a_price_a_time_and_sources(self, run):
         for remedy in advise(run, CARD):
             assert remedy.label and remedy.price and remedy.time_ratio > 0
-            assert remedy.source.startswith("https://") or (memcore.catalog.data_folder().parent / remedy.source).exists()
+            assert remedy.source.startswith("https://") or (files.data_folder().parent / remedy.source).exists()
             assert "FLOPs" in remedy.time_source
 
     def test_that_is_on_already_is_not_offered(self):

@@ -102,3 +102,13 @@ def test_every_device_is_found_by_name_and_by_label():
     parse = links.controls()["device"].parse
     for device in catalog.devices().values():
         assert parse([device.name]) == parse([device.label]) == device.name
+
+
+@pytest.mark.parametrize("value", [0, 576, 2**24])
+def test_image_tokens_may_be_none_or_many(value):
+    assert links.read({"image_tokens": [str(value)]}) == ({"image_tokens": value}, [])
+
+
+@pytest.mark.parametrize("value", [1 / 3, 0.05000001, 0.9999999])
+def test_a_number_is_written_to_its_last_digit(value):
+    assert links.read({"lora_dropout": [links.controls()["lora_dropout"].write(value)]}) == ({"lora_dropout": value}, [])

@@ -23,7 +23,7 @@ from .family import Family
 from .gemma import GEMMA
 from .hybrid import HYBRID
 from .multimodal import MULTIMODAL, multimodal_model
-from .reading import REMEDY, ConfigError, Keys, parse_json, read_json
+from .reading import MAX_PARAMETERS, REMEDY, ConfigError, Keys, parse_json, read_json
 from .sparse import SPARSE
 
 __all__ = [
@@ -65,6 +65,8 @@ def model_from_config(config: Mapping | str | os.PathLike) -> ModelArchitecture:
     said, model_type = values.get("model_type"), _model_type(values)
     if model_type in MULTIMODAL:
         model = multimodal_model({**values, "model_type": model_type}, MULTIMODAL[model_type], FAMILIES)
+        if model.parameters > MAX_PARAMETERS:
+            raise ConfigError(f"vision_config or audio_config: its sizes make {model.parameters:.0e} parameters, more than any model has")
     else:
         family = FAMILIES[model_type]
         model = language_model(Keys(values, model_type, family.keys, required=family.required), family)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -32,7 +33,7 @@ def lora_fields_from_adapter_config(config: Mapping | str | os.PathLike) -> dict
             raise ConfigError(f"{name} {effect}, which is not known to memcore; remove it for an estimate without")
     fields: dict[str, object] = {"method": "lora", "lora_rank": keys.size("r", otherwise=8, maximum=2**16)}
     if keys.value("lora_dropout") is not None:
-        fields["lora_dropout"] = keys.number("lora_dropout", maximum=1.0)
+        fields["lora_dropout"] = keys.number("lora_dropout", maximum=math.nextafter(1.0, 0.0))
     targets = keys.value("target_modules")
     if targets == "all-linear":
         fields["lora_target_modules"] = targets

@@ -289,7 +289,6 @@ def language_model(keys: Keys, family: Family) -> ModelArchitecture:
         max_position_embeddings=keys.size("max_position_embeddings", otherwise=0, minimum=0, maximum=2**40),
         final_softcap=bool(family.final_softcap) and keys.number(family.final_softcap) > 0,
         embedding_dropout=keys.number(family.embedding_dropout, maximum=1.0) if family.embedding_dropout else 0.0,
-        embedding_scale=family.embedding_scale,
         uncertain=doubts(keys, family),
         config=tuple(given.items()),
     )

@@ -212,10 +212,10 @@ CLASSIC: dict[str, Family] = {
         PLAIN_OPT,
         keys={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads",
             "intermediate_size": "ffn_dim"},
-        extra=lambda keys: (), embedding_scale=True,
+        extra=lambda keys: (),
     ),
     "biogpt": like(
-        PLAIN_OPT, keys={}, activation="hidden_act", extra=learned_positions("embed_positions", 2), embedding_scale=True,
+        PLAIN_OPT, keys={}, activation="hidden_act", extra=learned_positions("embed_positions", 2),
         attention_dropout="attention_probs_dropout_prob", hidden_dropout="hidden_dropout_prob", embedding_dropout="hidden_dropout_prob",
     ),
     "falcon": FALCON,

@@ -119,7 +119,7 @@ MISTRAL = Family(measured=True)
 QWEN2 = Family(qkv_bias=True, layers=planned(qwen_windows), measured=True)
 QWEN3 = like(QWEN2, **BIASES, qk_norm=True, measured=True)
 GEMMA = Family(
-    **BIASES, norm="rms-fp32-weight", activation="hidden_activation", default_activation="gelu_pytorch_tanh", embedding_scale=True,
+    **BIASES, norm="rms-fp32-weight", activation="hidden_activation", default_activation="gelu_pytorch_tanh",
 )
 GEMMA2 = like(GEMMA, norms=SANDWICH, layers=planned(every(2)), final_softcap="final_logit_softcapping", measured=True)
 OLMO2 = Family(**BIASES, norm="rms-fp32-weight", norms=AFTER, qk_norm=True, qk_norm_all_heads=True, sliding=False, measured=True)
@@ -137,18 +137,18 @@ DENSE: dict[str, Family] = {
     "internlm": like(LLAMA, qkv_bias="bias", o_bias="bias", mlp_bias=False),
     "internlm3": like(LLAMA, qkv_bias="qkv_bias", o_bias="bias", mlp_bias="bias"),
     "iquestcoder": LLAMA,
-    "minicpm": like(LLAMA, derive=no_experts, embedding_scale=True),
+    "minicpm": like(LLAMA, derive=no_experts),
     "exaone": like(
         LLAMA, keys={"num_hidden_layers": "num_layers"},
         names={"o": "out_proj", "gate": "c_fc_0", "up": "c_fc_1", "down": "c_proj", "final_norm": "ln_f"}, norms=LN_NORMS,
         embed_tokens="wte", activation="activation_function",
     ),
-    "granite": like(LLAMA, embedding_scale=True, measured=True),
+    "granite": like(LLAMA, measured=True),
     "granite_swa": like(
-        LLAMA, embedding_scale=True, sliding=True, layers=planned(every(4)),
+        LLAMA, sliding=True, layers=planned(every(4)),
         attention_extra=lambda keys, attention: (Weight("sinks", attention.num_attention_heads),),
     ),
-    "hyperclovax": like(LLAMA, norms=hyperclovax_norms, embedding_scale=True),
+    "hyperclovax": like(LLAMA, norms=hyperclovax_norms),
     "arcee": like(LLAMA, gated=False, default_activation="relu2"),
     "smollm3": like(LLAMA, layers=planned(smollm3_windows), sliding=True),
     "ernie4_5": like(LLAMA, qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", rotary="interleaved"),
@@ -211,7 +211,7 @@ DENSE: dict[str, Family] = {
     "cohere2": like(COHERE, qk_norm=False, sliding=True, layers=planned(every(4, "sliding_window_pattern"))),
     "hunyuan_v1_dense": HUNYUAN,
     "minicpm3": like(
-        LLAMA, attention=latent_attention, embedding_scale=True,
+        LLAMA, attention=latent_attention,
         derive=lambda keys: {"v_head_dim": keys.size("v_head_dim", otherwise=keys.size("hidden_size") // keys.size("num_attention_heads"))},
     ),
     "youtu": like(LLAMA, attention=latent_attention, rotary="interleaved"),

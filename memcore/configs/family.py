@@ -128,7 +128,6 @@ class Family:
     spare_embeddings: int = 0
     """Rows of the embedding beyond the vocabulary."""
     embedding_dropout: str = ""
-    embedding_scale: bool = False
     extra: Callable[[Keys], tuple[Module, ...]] = lambda keys: ()
     tied: Flag = "tie_word_embeddings"
     head_bias: Flag = False

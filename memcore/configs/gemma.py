@@ -58,15 +58,19 @@ def shared_kv(keys: Keys) -> list[tuple[tuple[str, object], ...]]:
 
 
 def gemma3n_layers(keys: Keys, family: Family) -> list[Layer]:
-    sizes = keys.value("intermediate_size")
-    widths = keys.list("intermediate_size", length=keys.layers(), of=int) if isinstance(sizes, list) else [sizes] * keys.layers()
+    each = isinstance(keys.value("intermediate_size"), list)
+    widths = keys.list("intermediate_size", length=keys.layers(), of=int) if each else [keys.size("intermediate_size")] * keys.layers()
     plan = zip(every(5)(keys, family), shared_kv(keys), widths, strict=True)
     return [Layer(kind, "dense", (*changes, ("intermediate_size", width))) for kind, changes, width in plan]
 
 
+MOST_COPIES = 64
+"""Of the residual stream; Gemma 3n has 4."""
+
+
 def altup_and_laurel(keys: Keys) -> tuple[Module, ...]:
     """Several copies of the residual stream [AltUp, arXiv:2301.13310] and a low-rank path beside attention [LAuReL, arXiv:2411.07501]."""
-    h, n, r = keys.size("hidden_size"), keys.size("altup_num_inputs"), keys.size("laurel_rank")
+    h, n, r = keys.size("hidden_size"), keys.size("altup_num_inputs", maximum=MOST_COPIES), keys.size("laurel_rank")
     return (
         Weight("correct_output_scale", h), Linear("correction_coefs", "other", n, n), Linear("prediction_coefs", "other", n, n * n),
         Linear("modality_router", "other", h, n), Norm("router_norm", "other", h, kind="rms-fp32-weight"),
@@ -77,7 +81,7 @@ def altup_and_laurel(keys: Keys) -> tuple[Module, ...]:
 
 
 def gemma3n_outside(keys: Keys) -> tuple[Module, ...]:
-    h, copies = keys.size("hidden_size"), keys.size("altup_num_inputs") - 1
+    h, copies = keys.size("hidden_size"), keys.size("altup_num_inputs", maximum=MOST_COPIES) - 1
     projections = (Linear("altup_projections", "other", h, h), Linear("altup_unembed_projections", "other", h, h))
     return (*per_layer_embeddings(keys), *(p for p in projections for _ in range(copies)))
 

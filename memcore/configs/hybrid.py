@@ -347,7 +347,7 @@ HYBRID: dict[str, Family] = {
     "recurrent_gemma": Family(
         norm="rms-fp32-weight", norms={"input": "temporal_pre_norm", "pre_mlp": "channel_pre_norm"}, names={"final_norm": "final_norm"},
         qkv_bias="attention_bias", o_bias=True, mlp_bias=True, activation="hidden_activation", default_activation="gelu_pytorch_tanh",
-        rotary="cat", partial_rotary=0.5, embedding_scale=True, final_softcap="logits_soft_cap", uncertain=UNCERTAIN,
+        rotary="cat", partial_rotary=0.5, final_softcap="logits_soft_cap", uncertain=UNCERTAIN,
         derive=lambda keys: {"intermediate_size": keys.size("intermediate_size", minimum=2) // 2}, layers=griffin_layers,
         mixers={"recurrent": rg_lru},
     ),

@@ -8,8 +8,9 @@ import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
+
+from ..files import data_folder
 
 
 class ConfigError(ValueError):
@@ -22,6 +23,8 @@ MAX_DEPTH = 64
 MAX_LAYERS = 4096
 MAX_SIZE = 2**24
 """The widest tensor sides in use are vocabularies of a few hundred thousand rows."""
+LARGEST_NUMBER = 1e12
+"""Of a factor or a share."""
 MAX_PARAMETERS = 10**14
 
 SYNONYMS = (
@@ -123,9 +126,7 @@ def _short(value: object, limit: int = 60) -> str:
 @functools.cache
 def _defaults() -> dict[str, dict]:
     """What each configuration class of transformers uses where a key is absent."""
-    beside = Path(__file__).parents[2] / "data"
-    data = beside if beside.is_dir() else resources.files("memcore.data")
-    return tomllib.loads(data.joinpath("config_defaults.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(data_folder().joinpath("config_defaults.toml").read_text(encoding="utf-8"))
 
 
 class Keys:
@@ -209,10 +210,10 @@ class Keys:
         value = self.value(name)
         if value is None:
             return otherwise
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise self.refuse(name, "must be a number")
-        if not minimum <= value <= maximum:
-            raise self.refuse(name, f"must lie between {minimum:g} and {maximum:g}")
+        if not minimum <= value <= min(maximum, LARGEST_NUMBER):
+            raise self.refuse(name, f"must lie between {minimum:g} and {min(maximum, LARGEST_NUMBER):g}")
         return float(value)
 
     def word(self, name: str, otherwise: str = "") -> str:

@@ -197,7 +197,7 @@ LOCAL = {"num_experts": "num_local_experts", "intermediate_size": "intermediate_
 DEEPSEEK_MOE = MoE(num_experts="n_routed_experts", shared_size=shared_of("n_shared_experts"))
 QWEN_SHARED = MoE(shared_size=shared_as("shared_expert_intermediate_size"), shared_router=True)
 GRANITE_MOE = like(
-    LLAMA, mlp_bias=False, embedding_scale=True, fused_gate_up=True, names={"gate_up": "input_linear", "down": "output_linear"},
+    LLAMA, mlp_bias=False, fused_gate_up=True, names={"gate_up": "input_linear", "down": "output_linear"},
     moe=MoE(**LOCAL, router="router", shared_size=shared_as("shared_intermediate_size")),
 )
 DEEPSEEK_V3 = Family(

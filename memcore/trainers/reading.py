@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import catalog
-from ..scenario import FIELDS, Scenario, ScenarioError
+from ..scenario import FIELDS, NUMERIC, Scenario, ScenarioError
 from . import axolotl, llama_factory, mlx_lm, torchtune, trl, unsloth
 from .command import LAUNCHER_KEYS, gpus
 from .errors import TrainerFileError, hint, show
@@ -190,6 +190,8 @@ def _remembered(document: Document, s: Settings) -> dict[str, Any]:
     for name, value in document.remembered.items():
         if name not in FIELDS or name == "model":
             raise TrainerFileError(f"# memcore: {name} is no field of a Scenario{hint(name, FIELDS)}; remove the line")
+        if name in NUMERIC and isinstance(value, list):
+            raise TrainerFileError(f"# memcore: {name} ({show(value)}) holds several values; a trainer's file describes one run")
         fields[name] = tuple(value) if isinstance(value, list) else value
         s.used[f"# memcore: {name}"] = Used(f"# memcore: {name}", value, name)
     return fields

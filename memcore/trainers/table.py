@@ -9,7 +9,7 @@ from datetime import date
 from functools import cache
 from typing import Any
 
-from .. import catalog
+from .. import catalog, files
 
 ORDER = ("axolotl", "llama-factory", "torchtune", "trl", "transformers", "mlx-lm", "unsloth")
 
@@ -97,7 +97,7 @@ def shared() -> dict[str, Any]:
 
 
 def _toml(name: str) -> dict[str, Any]:
-    with open(catalog.data_folder() / "trainers" / f"{name}.toml", "rb") as file:
+    with open(files.data_folder() / "trainers" / f"{name}.toml", "rb") as file:
         return tomllib.load(file)
 
 

@@ -212,7 +212,7 @@ def _yaml(text: str) -> dict:
         raise TrainerFileError(f"the file is not text: {show(error.reason)} (position {error.position})") from None
     except yaml.MarkedYAMLError as error:
         raise TrainerFileError(f"the file is not valid YAML: {show(error.problem or error.context)}{_line(error)}") from None
-    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:  # explicit tags
         if isinstance(error, TrainerFileError):
             raise
         raise TrainerFileError(f"the file is not valid YAML: {show(str(error))}") from None

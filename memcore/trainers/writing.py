@@ -36,6 +36,8 @@ def write_trainer_file(run: Scenario, trainer: str) -> str:
     """
     if trainer not in WRITERS:
         raise TrainerFileError(f"trainer ({show(trainer)}) must be one of {', '.join(WRITERS)}{hint(trainer, WRITERS)}")
+    if not run.model.name.isprintable():
+        raise TrainerFileError(f"model ({show(run.model.name)}): a file names it in one line; give the model another name")
     for name in FIELDS:
         if isinstance(getattr(run, name), np.ndarray):
             raise TrainerFileError(f"{name} holds several values; a trainer's file describes one run")
