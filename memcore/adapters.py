@@ -8,29 +8,27 @@ Source: peft 0.21 `utils/transformers_weight_conversion.py`, transformers 5.24 `
 
 from __future__ import annotations
 
-from .architecture import Experts, Linear, ModelArchitecture
+from .architecture import EXPERT_NAMES, QWEN2_MOE, ROUTER_NAME, Experts, Linear, ModelArchitecture
 
 Targets = tuple[str, ...] | None
 """Module names, or None for "all-linear"."""
 
-MIXTRAL, QWEN2_MOE = {"up": ("w1", "w3"), "down": ("w2",)}, {"up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
-EXPERT_NAMES = {name: MIXTRAL for name in ("mixtral", "minimax", "minimax_m2")} | {
-    name: QWEN2_MOE
-    for name in (
-        "afmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe",
-        "solar_open", "mellum", "qwen3_moe", "qwen3_omni_moe", "qwen3_next", "hunyuan_v1_moe", "flex_olmo", "olmoe", "sarvam_mla", "exaone_moe",
-        "cohere2_moe", "qwen3_vl_moe",
-    )
-}  # fmt: skip
-"""Model types whose stacked experts PEFT adapts, and the names it knows their projections by."""
+
+def targets(model: ModelArchitecture, names: str | tuple[str, ...]) -> Targets:
+    """The modules that `lora_target_modules` names; the experts' own name stands for each of their projections."""
+    if names == "all-linear":
+        return None
+    stacked = EXPERT_NAMES.get(model.model_type)
+    whole = stacked and any(isinstance(m, Experts) and m.name in names for block in model.distinct_layers for m in block.modules)
+    return (*names, *stacked["up"], *stacked["down"]) if whole else names
 
 
-def reaches(model: ModelArchitecture, module: Linear, targets: Targets) -> bool:
+def reaches(model: ModelArchitecture, module: Linear, targets: Targets, fused_experts: bool = True) -> bool:
     """Whether a linear module gets an adapter."""
     stacked = EXPERT_NAMES.get(model.model_type)
     if module.kind == "router":
-        return stacked is not None and (targets is None or "gate" in targets)
-    if stacked and module.name in (*stacked["up"], *stacked["down"]):
+        return stacked is not None and (targets is None or ROUTER_NAME in targets)
+    if stacked and fused_experts and module.name in (*stacked["up"], *stacked["down"]):
         return False  # these names stand for the experts now
     return targets is None or module.name in targets
 
@@ -44,3 +42,12 @@ def expert_ranks(model: ModelArchitecture, experts: Experts, targets: Targets) -
     wanted = known if targets is None or experts.name in targets else [name for name in known if name in targets]
     up = sum(name in wanted for name in stacked["up"])
     return up if experts.gated else min(up, 1), int(stacked["down"][0] in wanted)
+
+
+def expert_linears(model: ModelArchitecture, experts: Experts) -> tuple[Linear, ...]:
+    """The matrices of one expert where each is a linear module of its own (transformers before 5)."""
+    names = EXPERT_NAMES.get(model.model_type, QWEN2_MOE)
+    h, i = experts.hidden_size, experts.intermediate_size
+    roles = ("gate", "up") if experts.gated else ("up",)
+    up = tuple(Linear(name, role, h, i) for name, role in zip(names["up"], roles, strict=False))
+    return (*up, Linear(names["down"][0], "down", i, h))

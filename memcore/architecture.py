@@ -139,6 +139,19 @@ class Embedding:
         return self.num_embeddings * self.embedding_dim
 
 
+MIXTRAL, QWEN2_MOE = {"up": ("w1", "w3"), "down": ("w2",)}, {"up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+EXPERT_NAMES = {name: MIXTRAL for name in ("mixtral", "minimax", "minimax_m2")} | {
+    name: QWEN2_MOE
+    for name in (
+        "afmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe",
+        "solar_open", "mellum", "qwen3_moe", "qwen3_omni_moe", "qwen3_next", "hunyuan_v1_moe", "flex_olmo", "olmoe", "sarvam_mla", "exaone_moe",
+        "cohere2_moe", "qwen3_vl_moe",
+    )
+}  # fmt: skip
+"""Model types whose stacked experts PEFT adapts, and the names it knows their projections by (see `adapters`)."""
+ROUTER_NAME = "gate"
+"""What PEFT calls the router of these model types."""
+
 Module = Linear | Norm | Experts | Weight | Embedding
 
 
@@ -247,8 +260,6 @@ class ModelArchitecture:
     final_softcap: bool = False
     """Logits pass through tanh (Gemma 2): one more tensor as wide as the vocabulary."""
     embedding_dropout: float = 0.0
-    embedding_scale: bool = False
-    """The embedding is multiplied by a constant tensor (Gemma) or number (Granite)."""
     uncertain: tuple[str, ...] = ()
     """What is understood but not measured in this architecture, one sentence each; empty where every formula is measured."""
     config: tuple[tuple[str, object], ...] = field(default=(), repr=False, compare=False)
@@ -295,10 +306,13 @@ class ModelArchitecture:
     def lora_targets(self) -> tuple[str, ...]:
         """Names of the layers' linear modules that an adapter can be put on, in the order they appear."""
         names: dict[str, None] = {}
+        stacked = EXPERT_NAMES.get(self.model_type)
         for block in self.distinct_layers:
             for module in block.modules:
                 if isinstance(module, Linear) and module.kind != "router":
                     names[module.name] = None
-                elif isinstance(module, Experts):  # by their own name, and by those of the projections stacked in them
-                    names |= dict.fromkeys((module.name, "gate_proj", "up_proj", "down_proj"))
+                elif isinstance(module, Linear) and stacked:
+                    names[ROUTER_NAME] = None
+                elif isinstance(module, Experts) and stacked:  # by their own name, and by those of the projections stacked in them
+                    names |= dict.fromkeys((module.name, *stacked["up"], *stacked["down"]))
         return tuple(names)

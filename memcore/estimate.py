@@ -10,14 +10,14 @@ from functools import cached_property
 
 import numpy as np
 
-from . import catalog, ledger
+from . import catalog, ledger, program
 from .catalog import Overhead
 from .layers import FLASH_PACKAGE
 from .ledger import TERM_INDEX
 from .parallel import in_flight
 from .program import Compiled, compile_run
 from .program import stages as candidate_stages
-from .scenario import Numeric, Scenario
+from .scenario import NUMERIC, Numeric, Scenario
 from .tape import BASIS
 
 EMBEDDING_SORT_TOKENS = 3072
@@ -42,7 +42,6 @@ def basis_of(run: Scenario) -> list[Numeric]:
         "tokens": tokens,
         "tokens*s": tokens * length,
         "s": s,
-        "s*s": s * length,
         "rank": r,
         "rank*tokens": r * tokens,
         "image tokens": b * float(run.image_tokens),
@@ -76,14 +75,16 @@ class MemoryBreakdown:
         self.run = run
         self._basis = basis
         self._cases = cases
-        self._shape = np.broadcast_shapes(*(np.shape(v) for v in basis), *(np.shape(where) for where, _ in cases))
+        self._shape = np.broadcast_shapes(*(np.shape(getattr(run, name)) for name in NUMERIC))
         self._small = [_small_states(compiled, basis) for _, compiled in cases]
         self._values = [evaluate(compiled.totals, basis) + small for (_, compiled), small in zip(cases, self._small, strict=True)]
 
     def _choose(self, values: list) -> Numeric:
         """Each place of a grid from the case it belongs to."""
-        if len(values) == 1:
+        if not self._shape:
             return values[0]
+        if len(values) == 1:
+            return np.array(np.broadcast_to(values[0], self._shape))
         return np.select(
             [np.broadcast_to(where, self._shape) for where, _ in self._cases], [np.broadcast_to(v, self._shape) for v in values]
         )
@@ -95,17 +96,17 @@ class MemoryBreakdown:
 
     @cached_property
     def trainable_parameters(self) -> Numeric:
-        """Parameters that get gradients."""
-        return evaluate(self._cases[0][1].trained, self._basis)[()]
+        """Parameters that get gradients, over all GPUs."""
+        return self._choose([evaluate(program.trained(self.run), self._basis)[()]])
 
     @cached_property
     def totals(self) -> dict[str, Numeric]:
         """{phase: bytes}: the largest moment of each phase of a step."""
         names = dict.fromkeys(name for _, compiled in self._cases for name in compiled.phases)
-        maxima = [
+        maxima = [  # a pipeline stage without the head has no loss
             dict(zip(c.phases, np.maximum.reduceat(v, c.starts), strict=True)) for (_, c), v in zip(self._cases, self._values, strict=True)
         ]
-        return {name: self._choose([m[name] for m in maxima]) for name in names}
+        return {name: self._choose([m.get(name, 0.0) for m in maxima]) for name in names}
 
     @cached_property
     def phases(self) -> dict[str, dict[str, Numeric]]:
@@ -120,6 +121,8 @@ class MemoryBreakdown:
 
     def _terms(self, compiled: Compiled, values: np.ndarray, phase: str) -> np.ndarray:
         """TERMS x shape: the terms of the largest moment of a phase, wherever on a grid it is which."""
+        if phase not in compiled.phases:
+            return np.zeros((len(ledger.TERMS), *self._shape))
         start, stop = _span(compiled, phase)
         best = values[start:stop].argmax(axis=0)
         if best.ndim == 0:
@@ -150,7 +153,7 @@ class MemoryBreakdown:
     @cached_property
     def host(self) -> Numeric:
         """What lives in the host's memory for one GPU where states or weights are offloaded."""
-        return evaluate(self._cases[0][1].host, self._basis)[()]
+        return self._choose([evaluate(compiled.host, self._basis)[()] for _, compiled in self._cases])
 
     @cached_property
     def reserved(self) -> Numeric:
@@ -164,7 +167,7 @@ class MemoryBreakdown:
 
     @cached_property
     def device_band(self) -> tuple[Numeric, Numeric]:
-        """Low and high end of `device`: between them lie 19 of 20 measured runs."""
+        """Low and high end of `device`: 97 % of the measured runs lie between them."""
         return self._beyond("low"), self._beyond("high")
 
     def _beyond(self, name: str) -> Numeric:
@@ -221,7 +224,7 @@ class MemoryBreakdown:
             return self._stored_formula(stored, float(self.phases[phase][term]))
         row = self.coefficients(phase)[TERM_INDEX[term]]
         per_trained = float(self.phases[phase][term]) / max(float(self.trainable_parameters), 1.0)
-        if term in PER_TRAINED and per_trained and (per_trained * 256).is_integer():
+        if term in PER_TRAINED and self.run.gpus_of_a_replica == 1 and per_trained and (per_trained * 256).is_integer():
             return f"{float(self.trainable_parameters):,.0f} × {per_trained:.12g} bytes"
         parts = [_product(c, name, value) for c, name, value in zip(row, BASIS, basis_of(self.run), strict=True) if c]
         if term == "optimizer_states" and self._small[0]:
@@ -247,7 +250,6 @@ BASIS_LABELS = {
     "tokens": "tokens",
     "tokens*s": "batch·length²",
     "s": "positions",
-    "s*s": "positions²",
     "rank": "(rank)",
     "rank*tokens": "rank·tokens",
     "b*ceil128(s)": "padded rows",
@@ -289,24 +291,27 @@ def estimate(run: Scenario) -> MemoryBreakdown:
     Numeric fields of the Scenario may be arrays that broadcast against each other; then every result is an array.
     """
     basis = basis_of(run)
+    masked, accumulated, dropout = _masked(run), _accumulated(run), _dropout(run)
     cases = [
-        _busiest(run, basis, (masked == is_masked) & (accumulated == count), is_masked, count)
-        for masked, accumulated in [(_masked(run), _accumulated(run))]
+        _busiest(run, basis, (masked == is_masked) & (accumulated == count) & (dropout == drops), is_masked, count, drops)
         for is_masked in np.unique(masked).tolist()
         for count in np.unique(accumulated).tolist()
+        for drops in np.unique(dropout).tolist()
     ]
     return MemoryBreakdown(run, basis, [case for found in cases for case in found])
 
 
 def stages(run: Scenario) -> list[MemoryBreakdown]:
     """One GPU of each pipeline stage, first to last; `estimate` is the busiest of them."""
-    basis, count, masked = basis_of(run), _accumulated(run).max().item(), bool(_masked(run).any())
-    return [MemoryBreakdown(run, basis, [(np.asarray(True), _compiled(run, masked, count, i))]) for i in range(run.pipeline_parallel_size)]
+    basis, of = basis_of(run), (bool(_masked(run).any()), _accumulated(run).max().item(), bool(_dropout(run).any()))
+    return [MemoryBreakdown(run, basis, [(np.asarray(True), _compiled(run, *of, i))]) for i in range(run.pipeline_parallel_size)]
 
 
-def _busiest(run: Scenario, basis: list[Numeric], where: np.ndarray, masked: bool, accumulated: int) -> list[tuple[np.ndarray, Compiled]]:
+def _busiest(
+    run: Scenario, basis: list[Numeric], where: np.ndarray, masked: bool, accumulated: int, dropout: bool
+) -> list[tuple[np.ndarray, Compiled]]:
     """The busiest pipeline stage, wherever on a grid it is which."""
-    found = [_compiled(run, masked, accumulated, i) for i in candidate_stages(run)]
+    found = [_compiled(run, masked, accumulated, dropout, i) for i in candidate_stages(run)]
     if len(found) == 1:
         return [(where, found[0])]
     peaks = np.array(np.broadcast_arrays(*(MemoryBreakdown(run, basis, [(where, c)]).device for c in found)))
@@ -314,15 +319,20 @@ def _busiest(run: Scenario, basis: list[Numeric], where: np.ndarray, masked: boo
     return [(where & (busiest == i), found[i]) for i in np.unique(busiest)]
 
 
-def _compiled(run: Scenario, masked: bool, accumulated: int, stage: int) -> Compiled:
+def _compiled(run: Scenario, masked: bool, accumulated: int, dropout: bool, stage: int) -> Compiled:
     of = run.pipeline_parallel_size
     held = in_flight(stage, of, accumulated) if run.pipeline_schedule == "1f1b" else 1
-    return compile_run(run, masked, accumulated > 1, stage, held)
+    return compile_run(run, masked, accumulated > 1, dropout, stage, held)
 
 
 def _accumulated(run: Scenario) -> np.ndarray:
     """Micro batches of a step, as far as they decide which tensors there are."""
     return np.minimum(np.asarray(run.gradient_accumulation_steps, dtype=int), max(run.pipeline_parallel_size, 2))
+
+
+def _dropout(run: Scenario) -> np.ndarray:
+    """Whether adapters have dropout, which keeps a mask."""
+    return np.asarray(run.lora_dropout) > 0
 
 
 def _masked(run: Scenario) -> np.ndarray:

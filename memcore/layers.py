@@ -18,8 +18,7 @@ from . import adapters
 from . import operations as op
 from .architecture import Block, Experts, Linear, ModelArchitecture, Norm, Weight
 from .tape import INDEX, ONE, RANK, RANK_TOKENS, SEQUENCE, TOKENS, Tape, Tensor
-
-FLOAT32, HALF = op.FLOAT32, op.HALF
+from .units import FLOAT32, HALF, INT32, INT64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,12 @@ class Flow:
     adapter_width: int
     quantization: str
     """Family of the quantization: "none", "bitsandbytes", "gptq", "mlx"; bitsandbytes also "int8"."""
-    double_quant: bool
+    fused_experts: bool
+    """All experts of a layer are one parameter a projection; else each is a linear module of its own."""
+    dequantizes: bool
+    """A quantized matrix is unpacked to 16 bits where it is used."""
+    scale_block: int
+    """Weights per scale where the scales are quantized too and unpacked first; 0: they are not."""
     quantizes_head: bool
     autocast: bool
     dropout: bool
@@ -111,8 +115,8 @@ class Layers:
         trains = flow.trains_base if trains is None else trains
         if self._quantized(m):
             inside = op.cast(tape, x, HALF)
-            elements = ONE * m.weight_parameters
-            scratch = elements / 64 if flow.double_quant else None
+            elements = ONE * (m.weight_parameters if flow.dequantizes else 0)
+            scratch = elements / flow.scale_block if flow.scale_block else None
             copies = 2 if flow.keeps_quantized_input else 1
             result = op.matmul_dequantized(
                 tape,
@@ -194,7 +198,7 @@ class Layers:
         )
 
     def adapted(self, m: Linear) -> bool:
-        return self.flow.adapters and adapters.reaches(self.model, m, self.flow.targets)
+        return self.flow.adapters and adapters.reaches(self.model, m, self.flow.targets, self.flow.fused_experts)
 
     def _quantized(self, m: Linear) -> bool:
         if self.flow.quantization == "none" or m.kind != "linear":
@@ -308,7 +312,7 @@ class Layers:
             fused = self.linear(roles["qkv"], x)
             sizes = [TOKENS * n for n in (shape.query_size, shape.key_size, shape.value_size)]
             if block.parallel and shape.num_key_value_heads == 1:  # Falcon: k and v are picked by index, which copies
-                k, v = (op.gather(tape, fused, size, tape.new(ONE, op.INT64)) for size in sizes[1:])
+                k, v = (op.gather(tape, fused, size, tape.new(ONE, INT64)) for size in sizes[1:])
                 return op.narrow(tape, fused, sizes[0]), k, v
             if block.rotary == "cat" and not block.parallel:  # Phi-3: three slices
                 return tuple(op.narrow(tape, fused, size) for size in sizes)
@@ -478,13 +482,10 @@ class Layers:
             return self.linear(down, up)
         if prefix + "gate" in roles:
             gate = op.activation(tape, self.linear(roles[prefix + "gate"], x), block.activation)
-            return self.linear(down, self._product(gate, self.linear(roles[prefix + "up"], x)))
+            return self.linear(down, op.multiply(tape, gate, self.linear(roles[prefix + "up"], x)))
         h = self.linear(roles[prefix + "up"], x)
         h = op.activation(tape, h, "gelu" if self.flow.fused_qkv and block.activation == "gelu_new" else block.activation)
         return self.linear(down, h)
-
-    def _product(self, gate: Tensor, up: Tensor) -> Tensor:
-        return op.multiply(self.tape, gate, up)
 
     def _mixture(self, block: Block, roles: dict, experts: Experts, x: Tensor) -> Tensor:
         """Router, `experts_per_token` experts for each token (grouped products), and the shared expert beside them."""
@@ -492,17 +493,33 @@ class Layers:
         residual = x
         k = experts.experts_per_token
         router = roles["router"]
-        up_ranks, down_ranks = adapters.expert_ranks(self.model, experts, flow.targets) if flow.adapters else (0, 0)
         seen = op.cast(tape, x, FLOAT32) if self.model.model_type.startswith(FLOAT32_ROUTER) else x
         logits = self._routing(router, seen) if self.adapted(router) else self.base_linear(router, seen)
         del seen
         weights, chosen = self._route(logits, TOKENS * k, x.width)
         del logits
         rows = TOKENS * (k * experts.hidden_size)
-        order, sample, back = (tape.new(TOKENS * k, op.INT64) for _ in range(3))
+        order, sample, back = (tape.new(TOKENS * k, INT64) for _ in range(3))
         routed = op.gather(tape, x, rows, order)
         weights = op.gather(tape, weights, TOKENS * k, sample)
-        offsets = tape.new(ONE * experts.num_experts, op.INT32)
+        if experts.fused and flow.fused_experts:
+            out = self._stacked_experts(block, experts, routed)
+        else:  # one after the other: together they keep what one would keep of all the tokens they see, beside one's weights
+            out = self._dense(block, {m.role: m for m in adapters.expert_linears(self.model, experts)}, routed, "")
+        weighted = op.multiply(tape, out, weights)
+        weighted = op.gather(tape, weighted, rows, back)
+        result = op.cast(tape, op._unary(tape, weighted, (), elements=TOKENS * experts.hidden_size), x.width)
+        del routed, out, weighted, weights, order, sample, back, chosen
+        if "shared_down" in roles:
+            result = op.add(tape, result, self._dense(block, roles, residual, "shared_"))
+        return result
+
+    def _stacked_experts(self, block: Block, experts: Experts, routed: Tensor) -> Tensor:
+        """All experts as one parameter a projection, in grouped products."""
+        flow, tape = self.flow, self.tape
+        k = experts.experts_per_token
+        up_ranks, down_ranks = adapters.expert_ranks(self.model, experts, flow.targets) if flow.adapters else (0, 0)
+        offsets = tape.new(ONE * experts.num_experts, INT32)
         wide = experts.intermediate_size * (2 if experts.gated else 1)
         up_weight = self._expert_weight(experts, wide, experts.hidden_size, up_ranks)
         out = op.matmul(tape, routed, up_weight, TOKENS * (k * wide), beside=offsets)
@@ -511,15 +528,7 @@ class Layers:
         del up_weight
         out = self._gate_experts(block, experts, out)
         down_weight = self._expert_weight(experts, experts.hidden_size, experts.intermediate_size, down_ranks)
-        out = op.matmul(tape, out, down_weight, rows)
-        del down_weight
-        weighted = op.multiply(tape, out, weights)
-        weighted = op.gather(tape, weighted, rows, back)
-        result = op.cast(tape, op._unary(tape, weighted, (), elements=TOKENS * experts.hidden_size), x.width)
-        del routed, out, weighted, weights, order, sample, back, chosen, offsets
-        if "shared_down" in roles:
-            result = op.add(tape, result, self._dense(block, roles, residual, "shared_"))
-        return result
+        return op.matmul(tape, out, down_weight, TOKENS * (k * experts.hidden_size))
 
     def _route(self, logits: Tensor, elements, width: int) -> tuple[Tensor, Tensor]:
         """The weights of the chosen experts and their numbers: softmax over all in float32, then the largest; gpt-oss the other way round."""

@@ -8,17 +8,16 @@ vector over `tape.BASIS` (adapters grow with the rank). `TERMS` names every term
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from . import adapters
-from .architecture import Embedding, Experts, Linear, ModelArchitecture, Norm, Weight
+from .architecture import Embedding, Experts, Linear, ModelArchitecture, Module, Norm, Weight
 from .catalog import Optimizer, Precision, Quantization
 from .tape import ONE, RANK, TOKENS
-
-FLOAT32, HALF, INT64 = 4, 2, 8
+from .units import FLOAT32, HALF, INT64
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +220,23 @@ class Storing:
     quantizes_head: bool
     fused_experts: bool
     towers: str = "frozen"
+    reference: bool = False
+    """A frozen copy of the model stands beside it."""
     holds_embedding: bool = True
     holds_head: bool = True
+
+    @property
+    def outer_width(self) -> float:
+        """Bytes of a weight that is not quantized; 4 where k-bit preparation upcasts them."""
+        return FLOAT32 if self.prepare_kbit == "all-fp32" else self.precision.weight_bytes
+
+    @property
+    def norm_width(self) -> float:
+        return self.precision.weight_bytes if self.prepare_kbit == "none" else FLOAT32
+
+    @property
+    def trains_base(self) -> bool:
+        return self.method == "full"
 
 
 @lru_cache(maxsize=2048)
@@ -232,15 +246,7 @@ def tensors(model: ModelArchitecture, storing: Storing) -> tuple[ParameterTensor
 
 
 def _tensors(model: ModelArchitecture, s: Storing) -> Iterator[ParameterTensor]:
-    width = s.precision.weight_bytes
-    upcast = {"none": (width, width), "norms-fp32": (width, FLOAT32), "all-fp32": (FLOAT32, FLOAT32)}[s.prepare_kbit]
-    outer, norm = upcast
-    trains = s.method == "full"
-    adapts = s.method != "full"
-
-    def plain(elements: int, rows: int, copies: int, w: float, part: str = "", in_layer: bool = False) -> ParameterTensor:
-        return ParameterTensor(elements, rows, copies, w, trains, "weights", part=part, in_layer=in_layer)
-
+    outer, trains = s.outer_width, s.trains_base
     shared: set[str] = set()
     for block, count in model.distinct_layers.items():
         for m in block.modules:
@@ -250,21 +256,22 @@ def _tensors(model: ModelArchitecture, s: Storing) -> Iterator[ParameterTensor]:
                     continue
                 shared.add(m.name)
                 copies = 1
-            yield from _module(model, m, copies, s, width, outer, norm, trains, adapts)
+            yield from _module(model, m, copies, s)
+    table, head = model.embed_tokens, model.lm_head
     if s.holds_embedding:
-        yield plain(model.embed_tokens.parameters, model.embed_tokens.num_embeddings, 1, _embedding_width(s, outer), "embedding")
-    head = model.lm_head
+        width = s.quantization.bytes_per_weight if s.quantization.quantizes_embedding else outer
+        yield ParameterTensor(table.parameters, table.num_embeddings, 1, width, trains, "weights", part="embedding")
     if s.holds_head and model.final_norm is not None:
-        yield from _module(model, model.final_norm, 1, s, width, outer, norm, trains, False)
+        yield from _module(model, model.final_norm, 1, s)
     if s.holds_head and not (model.tie_word_embeddings and s.holds_embedding):
         if s.quantizes_head and s.quantization.family != "none":
             yield _quantized(head, 1, s, "head")
         else:
-            yield plain(head.weight_parameters, head.out_features, 1, outer, "head")
+            yield ParameterTensor(head.weight_parameters, head.out_features, 1, outer, trains, "weights", part="head")
     if head.bias and s.holds_head:
-        yield plain(head.out_features, 0, 1, outer)
+        yield ParameterTensor(head.out_features, 0, 1, outer, trains, "weights")
     for m in model.extra if s.holds_embedding else ():
-        yield from _module(model, m, 1, s, width, outer, norm, trains, False)
+        yield from _module(model, m, 1, replace(s, targets=()))
     for tower in model.towers if s.holds_embedding and s.towers != "left-out" else ():
         quantized = tower.linear_parameters if s.quantization.family == "bitsandbytes" and s.towers == "frozen" else 0
         if quantized:
@@ -273,61 +280,57 @@ def _tensors(model: ModelArchitecture, s: Storing) -> Iterator[ParameterTensor]:
     for name in s.saved:
         if not (s.holds_embedding if name == "embed_tokens" else s.holds_head):
             continue
-        size = model.embed_tokens.parameters if name == "embed_tokens" else head.weight_parameters
-        yield ParameterTensor(size, model.vocab_size, 1, outer, True, "adapters", part="saved")
+        size, rows = (table.parameters, table.num_embeddings) if name == "embed_tokens" else (head.weight_parameters, head.out_features)
+        yield ParameterTensor(size, rows, 1, outer, True, "adapters", part="saved")
 
 
-def _embedding_width(s: Storing, outer: float) -> float:
-    return s.quantization.bytes_per_weight if s.quantization.quantizes_embedding else outer
+def layer_tensors(model: ModelArchitecture, s: Storing) -> list[tuple[ParameterTensor, ...]]:
+    """The weights of one layer of each kind; adapters apart."""
+    return [
+        tuple(p for m in block.modules for p in _module(model, m, 1, s) if p.group == "weights") for block in model.distinct_layers
+    ]
 
 
-def _module(
-    model: ModelArchitecture, m, copies: int, s: Storing, width: int, outer: float, norm: float, trains: bool, adapts: bool
-) -> Iterator[ParameterTensor]:
+def _module(model: ModelArchitecture, m: Module, copies: int, s: Storing) -> Iterator[ParameterTensor]:
+    """A module's tensors, and those of its adapters."""
+
+    def plain(elements: int, rows: int, width: float = s.outer_width, in_layer: bool = True) -> ParameterTensor:
+        return ParameterTensor(elements, rows, copies, width, s.trains_base, "weights", in_layer=in_layer)
+
     if isinstance(m, Norm):
-        if m.weight:
-            yield ParameterTensor(m.size, 0, copies, norm, trains, "weights", in_layer=True)
-        if m.bias:
-            yield ParameterTensor(m.size, 0, copies, norm, trains, "weights", in_layer=True)
+        yield from [plain(m.size, 0, s.norm_width)] * (m.weight + m.bias)
     elif isinstance(m, Linear):
         if s.quantization.family != "none" and m.kind == "linear":
             yield _quantized(m, copies, s, "layer")
         else:
-            yield ParameterTensor(m.weight_parameters, m.out_features, copies, outer, trains, "weights", in_layer=True)
+            yield plain(m.weight_parameters, m.out_features)
         if m.bias:
-            yield ParameterTensor(m.out_features, 0, copies, outer, trains, "weights", in_layer=True)
-        if adapts and adapters.reaches(model, m, s.targets):
-            for side in (m.in_features, m.out_features):
-                yield ParameterTensor(side, side, copies, s.adapter_width, True, "adapters", of_rank=True, in_layer=True)
+            yield plain(m.out_features, 0)
+        if not s.trains_base and adapters.reaches(model, m, s.targets, s.fused_experts):
+            yield from _adapter(m.in_features, m.out_features, copies, s)
     elif isinstance(m, Experts):
-        wide = m.intermediate_size * (2 if m.gated else 1)
         if m.fused and s.fused_experts:
-            up, down = adapters.expert_ranks(model, m, s.targets) if adapts else (0, 0)
-            for rows, columns, ranks in ((wide, m.hidden_size, up), (m.hidden_size, m.intermediate_size, down)):
-                yield ParameterTensor(m.num_experts * rows * columns, m.num_experts * rows, copies, outer, trains, "weights", in_layer=True)
-                if ranks:
-                    for side in (rows, columns):
-                        yield ParameterTensor(
-                            m.num_experts * ranks * side, side, copies, s.adapter_width, True, "adapters", of_rank=True, in_layer=True
-                        )
+            wide = m.intermediate_size * (2 if m.gated else 1)
+            ranks = (0, 0) if s.trains_base else adapters.expert_ranks(model, m, s.targets)
+            for rows, columns, times in zip((wide, m.hidden_size), (m.hidden_size, m.intermediate_size), ranks, strict=True):
+                yield plain(m.num_experts * rows * columns, m.num_experts * rows)
+                if times:
+                    yield from _adapter(columns, rows, copies, s, m.num_experts * times)
         else:
-            for rows, columns in ((m.intermediate_size, m.hidden_size),) * (2 if m.gated else 1) + ((m.hidden_size, m.intermediate_size),):
-                part = Linear(m.name, "other", columns, rows)
-                if adapts and s.targets is None:
-                    for side in (rows, columns):
-                        yield ParameterTensor(
-                            side, side, copies * m.num_experts, s.adapter_width, True, "adapters", of_rank=True, in_layer=True
-                        )
-                if s.quantization.family != "none":
-                    yield _quantized(part, copies * m.num_experts, s, "layer")
-                else:
-                    yield ParameterTensor(rows * columns, rows, copies * m.num_experts, outer, trains, "weights", in_layer=True)
+            for part in adapters.expert_linears(model, m):
+                yield from _module(model, part, copies * m.num_experts, s)
         if m.bias:
-            yield ParameterTensor(m.parameters - m.weight_parameters, 0, copies, outer, trains, "weights", in_layer=True)
+            yield plain(m.parameters - m.weight_parameters, 0)
     elif isinstance(m, Embedding):
-        yield ParameterTensor(m.parameters, m.num_embeddings, copies, outer, trains, "weights")
+        yield plain(m.parameters, m.num_embeddings, in_layer=False)
     elif isinstance(m, Weight):
-        yield ParameterTensor(m.parameters, 0, copies, outer, trains, "weights", in_layer=True)
+        yield plain(m.parameters, 0)
+
+
+def _adapter(in_features: int, out_features: int, copies: int, s: Storing, times: int = 1) -> Iterator[ParameterTensor]:
+    """The two matrices of an adapter; `times` as wide where it stands for stacked matrices."""
+    for side in (in_features, out_features):
+        yield ParameterTensor(times * side, side, copies, s.adapter_width, True, "adapters", of_rank=True, in_layer=True)
 
 
 def _quantized(m: Linear, copies: int, s: Storing, part: str) -> ParameterTensor:
@@ -412,8 +415,8 @@ def optimizer_bytes(parts: tuple[ParameterTensor, ...], s: Storing) -> np.ndarra
         per_element += o.moments_fp32 * FLOAT32
         if o.paged_min_elements and (p.of_rank or p.elements >= o.paged_min_elements):
             per_element = 0.0
-        if o.low_rank and matrix and p.in_layer:
-            columns = p.elements / p.rows if not p.of_rank else 1
+        if o.low_rank and matrix and p.in_layer and not p.of_rank:
+            columns = p.elements / p.rows
             long, short = max(p.rows, columns), min(p.rows, columns)
             rank = min(o.low_rank, short)
             total = total + ONE * (p.copies * rank * (long * moments + short) * _moment_width(p, s))

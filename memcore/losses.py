@@ -76,7 +76,7 @@ def _triton(layers: Layers, hidden: Tensor) -> tuple[Tensor, object]:
 
 def _chunked(layers: Layers, hidden: Tensor) -> tuple[Tensor, object]:
     """Logits of all tokens in 16 bits, the loss in float32 for one chunk at a time (torchtune); Lit-GPT converts all to float32."""
-    flow, tape, model = layers.flow, layers.tape, layers.model
+    flow, tape = layers.flow, layers.tape
     if flow.upcasts_logits == "outputs":
         logits = _logits(layers, hidden)
         converted = op.cast(tape, logits, FLOAT32, LOGITS_TERM)
@@ -84,9 +84,7 @@ def _chunked(layers: Layers, hidden: Tensor) -> tuple[Tensor, object]:
         loss = op.chunked_cross_entropy(tape, converted, keeps_softmax=True, share=0.0)
         return loss, converted
     logits = _logits(layers, hidden)
-    loss = op.chunked_cross_entropy(tape, logits, keeps_softmax=False, share=1 / max(flow.chunks, 1))
-    del model
-    return loss, None
+    return op.chunked_cross_entropy(tape, logits, keeps_softmax=False, share=1 / max(flow.chunks, 1)), None
 
 
 def _fused_linear(layers: Layers, hidden: Tensor) -> tuple[Tensor, object]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from .tape import EFFICIENT_ROWS, FLASH_ROWS, INDEX, ONE, SCORES, TOKENS, WORKING, Tape, Tensor
+from .units import BYTE, FLOAT32, HALF, INT64
 
-FLOAT32, HALF, BYTE, INT64, INT32 = 4, 2, 1, 8, 4
 SCORES_TERM, LOGITS_TERM = INDEX["attention_scores"], INDEX["logits"]
 
 
@@ -136,7 +136,7 @@ def dropout(tape: Tape, x: Tensor, term: int = WORKING) -> Tensor:
     shape, width = x.elements, x.width
 
     def backward(tape, grads):
-        grad = tape.new(shape, width)
+        grad = tape.new(shape, width, term)
         tape.note()
         return [grad]
 
@@ -671,7 +671,7 @@ def chunked_cross_entropy(tape: Tape, logits: Tensor, *, keeps_softmax: bool, sh
         work = tape.new(shape * share, 2 * FLOAT32, LOGITS_TERM)
         tape.note()
         del work
-        grad = tape.new(shape * (share or 1), width, LOGITS_TERM) if not keeps_softmax else tape.new(shape * 0, width, LOGITS_TERM)
+        grad = tape.new(shape * (0 if keeps_softmax else share), width, LOGITS_TERM)
         tape.note()
         return [grad]
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from . import catalog, ledger, parallel
+from . import adapters, catalog, ledger, parallel
 from .architecture import Embedding, Linear, ModelArchitecture
 from .catalog import Sharding
 from .layers import Flow
@@ -40,8 +40,6 @@ class Compiled:
     starts: np.ndarray
     """Where each phase begins among the moments."""
     phases: tuple[str, ...]
-    trained: np.ndarray
-    """BASIS: trainable parameters."""
     widths: dict[str, tuple[tuple[float, float, bool], ...]]
     """{term: (elements, bytes of one, per rank)} of the stored parameters, where they are whole on this GPU."""
     small_states: tuple[ledger.SmallStates, ...]
@@ -52,9 +50,9 @@ class Compiled:
     """BASIS: what lives in the host's memory for this GPU. [bytes]"""
 
 
-def compile_run(run: Scenario, masked: bool, accumulates: bool, stage: int = 0, in_flight: int = 1) -> Compiled:
+def compile_run(run: Scenario, masked: bool, accumulates: bool, dropout: bool, stage: int = 0, in_flight: int = 1) -> Compiled:
     """The compiled form of a run's choices, for one GPU of a pipeline stage; kept, since sliders and solvers change sizes far more often."""
-    return _compile(masked, accumulates, bool(np.any(run.lora_dropout)), stage, in_flight, *(getattr(run, name) for name in CHOICES))
+    return _compile(masked, accumulates, dropout, stage, in_flight, *(getattr(run, name) for name in CHOICES))
 
 
 def stored(run: Scenario) -> np.ndarray:
@@ -70,6 +68,17 @@ def _stored(*choices: object) -> np.ndarray:
     parts = ledger.tensors(_model({**run, "pipeline_parallel_size": 1}, 0), storing)
     static, _ = _static(parts, storing, sharding, "weights" if sharding.offloads else run["offload"])
     return static.sum(axis=0) / run["pipeline_parallel_size"]
+
+
+def trained(run: Scenario) -> np.ndarray:
+    """BASIS: parameters that get gradients, however many GPUs divide them."""
+    return _trained(*(getattr(run, name) for name in CHOICES))
+
+
+@lru_cache(maxsize=4096)
+def _trained(*choices: object) -> np.ndarray:
+    run = _named(choices) | {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    return ledger.trained_parameters(ledger.tensors(_model(run, 0), _storing(run)))
 
 
 def _named(choices: tuple) -> dict:
@@ -98,16 +107,15 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
     sharding = catalog.shardings()[run["sharding"]]
     offloads = "weights" if sharding.offloads else run["offload"]
     storing, flow = _storing(run, part), _flow(run, masked, dropout, sharding)
+    accumulates = accumulates and offloads == "none"  # else gradients leave as they are made
     program = compile_step(model, flow, accumulates, part)
     parts = ledger.tensors(model, storing)
     static, host = _static(parts, storing, sharding, offloads)
-    if run["objective"] == "dpo" and run["method"] == "full":
-        static[TERM_INDEX["reference"]] = static[TERM_INDEX["weights"]]
     gradients = ledger.gradient_bytes(parts, storing)
     widening = max(storing.precision.gradient_bytes / flow.weight_width, 1.0) if flow.trains_base else 1.0
     seen = tower_activations(model, flow) if run["towers"] == "trained" and part.first else None
     late = {} if accumulates else _late_gradients(model, parts, storing, flow, part, program.layer_gradients * widening)
-    gathered = _Gathered(parts, flow, sharding)
+    gathered = _Gathered(parts, ledger.layer_tensors(model, storing), flow, sharding)
     phases = {}
     for name, events in program.phases.items():
         full = np.zeros((len(events), N_TERMS, len(BASIS)))
@@ -124,7 +132,7 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
             _keep_two_inputs(full[:, TERM_INDEX["checkpoints"]], model)
         full += static
         full[:, TERM_INDEX["gathered"]] += gathered.during(name)
-        if accumulates and offloads == "none":
+        if accumulates:
             full[:, TERM_INDEX["gradients"]] += _shared(gradients, sharding.shards_gradients)
         phases[name] = full
     step = static.copy()
@@ -151,7 +159,6 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
         logits,
         starts,
         names,
-        ledger.trained_parameters(parts),
         widths,
         small if offloads == "none" else (),
         sharding.shards_optimizer,
@@ -215,8 +222,10 @@ def _static(parts: tuple[ParameterTensor, ...], storing: Storing, sharding: Shar
     static = np.zeros((N_TERMS, len(BASIS)))
     host = ONE * 0.0
     whole = ledger.unsharded_bytes(parts) if sharding.shards_weights else ONE * 0.0
+    weights = ledger.weight_bytes(parts, "weights") - whole
     terms = {
-        "weights": (ledger.weight_bytes(parts, "weights") - whole, sharding.shards_weights, offloads == "weights"),
+        "weights": (weights, sharding.shards_weights, offloads == "weights"),
+        "reference": (weights * storing.reference, sharding.shards_weights, offloads == "weights"),
         "adapters": (ledger.weight_bytes(parts, "adapters"), sharding.shards_weights, offloads == "weights"),
         "master_weights": (ledger.master_bytes(parts, storing), sharding.shards_optimizer, offloads != "none"),
         "optimizer_states": (ledger.optimizer_bytes(parts, storing), sharding.shards_optimizer, offloads != "none"),
@@ -228,6 +237,7 @@ def _static(parts: tuple[ParameterTensor, ...], storing: Storing, sharding: Shar
         else:
             static[TERM_INDEX[key]] = size
     static[TERM_INDEX["weights"]] += whole
+    static[TERM_INDEX["reference"]] += whole * storing.reference
     static[TERM_INDEX["inputs"]] = ledger.input_bytes()
     static[TERM_INDEX["buckets"]] = ONE * (sharding.bucket_elements * sharding.buckets * ledger.HALF)
     return static, host
@@ -237,16 +247,14 @@ class _Gathered:
     """Weights that are whole while they work: embedding and head from the first use to the end, and the layers at work.
 
     One layer at the first layer's backward pass, two at the last (the one at work and the one fetched ahead); in full
-    fine-tuning one. Measured on published FSDP runs.
+    fine-tuning one. Measured on published FSDP runs. Of layers that differ, the largest.
     """
 
-    def __init__(self, parts: tuple[ParameterTensor, ...], flow: Flow, sharding: Sharding):
+    def __init__(self, parts: tuple[ParameterTensor, ...], layers: list[tuple[ParameterTensor, ...]], flow: Flow, sharding: Sharding):
         self.sharding = sharding
         width = flow.weight_width
         self.root = sum(p.elements * p.copies * (p.width if p.quantized else width) for p in parts if p.part in ("embedding", "head"))
-        layers = [p for p in parts if p.in_layer and p.group == "weights"]
-        depth = max((p.copies for p in layers), default=1)
-        self.layer = sum(p.elements * p.copies * (ledger.packed_width(p) if p.quantized else width) for p in layers) / depth
+        self.layer = max(sum(p.elements * p.copies * (ledger.packed_width(p) if p.quantized else width) for p in layer) for layer in layers)
         self.ahead = 1 if flow.trains_base else 2
 
     def during(self, phase: str) -> np.ndarray:
@@ -269,14 +277,16 @@ def _flow(run: dict, masked: bool, dropout: bool, sharding: Sharding) -> Flow:
     return Flow(
         trains_base=method == "full",
         adapters=method != "full",
-        targets=None if run["lora_target_modules"] == "all-linear" else run["lora_target_modules"],
+        targets=adapters.targets(run["model"], run["lora_target_modules"]),
         saved_modules=_saved(run),
         weight_width=width,
         norm_width=ledger.FLOAT32 if run["prepare_kbit"] != "none" else width,
         outer_width=ledger.FLOAT32 if run["prepare_kbit"] == "all-fp32" else width,
         adapter_width=ledger.FLOAT32 if run["adapter_precision"] == "fp32" else ledger.HALF,
         quantization="int8" if run["quantization"] == "int8" else quantization.family,
-        double_quant=quantization.second_block_size > 0,
+        fused_experts=software.fused_experts and quantization.family != "mlx",
+        dequantizes=quantization.dequantizes,
+        scale_block=quantization.block_size if quantization.second_block_size else 0,
         quantizes_head=software.quantizes_head or quantization.quantizes_head,
         autocast=autocast,
         dropout=dropout and method != "full",
@@ -307,12 +317,13 @@ def _storing(run: dict, part: Part = WHOLE) -> Storing:
         quantization=quantization,
         optimizer=catalog.optimizers()[run["optimizer"]],
         adapter_width=ledger.FLOAT32 if run["adapter_precision"] == "fp32" else ledger.HALF,
-        targets=None if run["lora_target_modules"] == "all-linear" else run["lora_target_modules"],
+        targets=adapters.targets(run["model"], run["lora_target_modules"]),
         saved=_saved(run),
         prepare_kbit=run["prepare_kbit"],
         quantizes_head=software.quantizes_head or quantization.quantizes_head,
         fused_experts=software.fused_experts and quantization.family != "mlx",
         towers=run["towers"],
+        reference=run["objective"] == "dpo" and run["method"] == "full",
         holds_embedding=part.first,
         holds_head=part.last,
     )

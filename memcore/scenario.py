@@ -26,13 +26,18 @@ CHOICES = {
     "loss": ("full-logits", "triton", "fused-linear", "chunked"),
     "kernels": ("torch", "fused"),
     "prepare_kbit": ("none", "norms-fp32", "all-fp32"),
-    "sharding": ("none", "zero1", "zero2", "fsdp", "hsdp", "fsdp-offload"),
     "offload": ("none", "optimizer", "weights"),
     "pipeline_schedule": ("1f1b", "one-by-one"),
     "objective": ("sft", "dpo", "dpo-precomputed", "reward"),
     "towers": ("frozen", "trained", "left-out"),
 }
-CATALOG_CHOICES = {"quantization": "quantizations", "precision": "precisions", "optimizer": "optimizers", "software": "software"}
+CATALOG_CHOICES = {
+    "quantization": "quantizations",
+    "precision": "precisions",
+    "optimizer": "optimizers",
+    "software": "software",
+    "sharding": "shardings",
+}
 """Fields whose values are the rows of a catalog table, by the catalog function that reads it."""
 
 LARGEST = {
@@ -45,9 +50,9 @@ LARGEST = {
 """Sizes: whole numbers from 1 to far beyond any run, so that a slip of the finger is told from a plan."""
 
 DEGREES = {"tensor_parallel_size": 2**10, "pipeline_parallel_size": 2**10, "context_parallel_size": 2**16, "gpus_per_node": 2**10}
+"""How a model or its sequence is divided among GPUs: single whole numbers, since each changes which tensors there are."""
 COUNTS = {"image_tokens": 2**24}
 """Whole numbers that may be 0."""
-"""How a model or its sequence is divided among GPUs: single whole numbers, since each changes which tensors there are."""
 SWITCHES = ("autocast", "sequence_parallel", "activation_offload")
 
 SAVED_MODULES = ("embed_tokens", "lm_head")
@@ -133,13 +138,14 @@ class Scenario:
     """GPUs of one machine: what hybrid sharding divides among, and how many share a host's memory."""
 
     def __post_init__(self) -> None:
+        from . import catalog
+
         put = object.__setattr__
         if isinstance(self.model, str):
-            from . import catalog
-
             put(self, "model", catalog.model(self.model))
         elif not hasattr(self.model, "layers"):
             raise ScenarioError(f"model ({_show(self.model)}) must be a ModelArchitecture or the id of one in the catalog")
+        _check_choice("method", self.method)
         if isinstance(self.quantization, str) and not self.quantization:
             put(self, "quantization", QLORA_QUANTIZATION if self.method == "qlora" else "none")
         for name in CHOICES | CATALOG_CHOICES:
@@ -151,6 +157,8 @@ class Scenario:
             put(self, name, bool(value))
         for name, largest in (DEGREES | COUNTS).items():
             value, least = getattr(self, name), int(name in DEGREES)
+            if isinstance(value, np.integer):
+                put(self, name, value := int(value))
             if not (type(value) is int and least <= value <= largest):
                 raise ScenarioError(f"{name} ({_show(value)}) must be one whole number from {least} to {largest}")
         for name, largest in LARGEST.items():
@@ -197,6 +205,8 @@ class Scenario:
             _check_known("modules_to_save", self.modules_to_save, SAVED_MODULES, self.model)
 
     def _check_parallel(self) -> None:
+        from . import catalog
+
         if self.tensor_parallel_size > 1:
             from .parallel import ParallelError, check_tensor_parallel
 
@@ -216,7 +226,7 @@ class Scenario:
             raise ScenarioError(
                 f"offload ({self.offload!r}) is for sharded runs; choose sharding 'zero2' or 'fsdp' (also on one GPU), or offload 'none'"
             )
-        if self.offload == "weights" and not self.sharding.startswith(("fsdp", "hsdp")):
+        if self.offload == "weights" and not catalog.shardings()[self.sharding].shards_weights:
             raise ScenarioError(
                 f"offload ('weights') needs weights that are sharded; choose sharding 'fsdp', or offload 'optimizer' with {self.sharding!r}"
             )

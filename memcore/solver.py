@@ -91,17 +91,6 @@ def _first_look(model: ModelArchitecture, field: str) -> np.ndarray:
     return np.array(sorted(n for n in grid if 1 <= n <= limit), dtype=np.float64)
 
 
-def useful_rank(run: Scenario) -> int:
-    """The rank above which no adapter can say more: the larger side of an update's own rank, min(in, out), over the adapted matrices."""
-    targets = run.lora_target_modules
-    return max(
-        min(m.in_features, m.out_features)
-        for block in run.model.distinct_layers
-        for m in block.modules
-        if hasattr(m, "in_features") and (targets == "all-linear" or m.name in targets)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class LargestModel:
     """The largest model that can be trained within a budget."""
@@ -250,7 +239,7 @@ def fewest_gpus(run: Scenario, device: Device) -> int | None:
     """
     if estimate(run.replace(data_parallel_size=1, sharding="none")).device <= device.usable_bytes:
         return 1
-    sharding = run.sharding if run.sharding.startswith("fsdp") else "fsdp"
+    sharding = run.sharding if catalog.shardings()[run.sharding].shards_weights else "fsdp"
     gpus = np.arange(2.0, MOST_GPUS + 1)
     fit = np.broadcast_to(estimate(run.replace(data_parallel_size=gpus, sharding=sharding)).device <= device.usable_bytes, gpus.shape)
     return int(gpus[fit.argmax()]) if fit.any() else None

@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from . import operations as op
 from .architecture import Attention, Block, Embedding, Linear, ModelArchitecture, Norm, Tower
 from .layers import Flow, Layers
 from .losses import head_and_loss
@@ -29,10 +28,10 @@ from .tape import (
     TERMS,
     TOKENS,
     WORKING,
-    Event,
     Tape,
     Tensor,
 )
+from .units import BYTE, FLOAT32
 
 PHASES = (
     "forward",
@@ -83,8 +82,8 @@ class Program:
     head_gradients: np.ndarray  # BASIS: and of final norm and head
 
 
-def _stack(events: list[Event]) -> np.ndarray:
-    return pareto(np.array([e.live for e in events])) if events else np.zeros((0, len(TERMS), ONE.size))
+def _stack(events: list[np.ndarray]) -> np.ndarray:
+    return pareto(np.array(events)) if events else np.zeros((0, len(TERMS), ONE.size))
 
 
 def pareto(events: np.ndarray) -> np.ndarray:
@@ -107,7 +106,6 @@ def layer_segment(model: ModelArchitecture, block: Block, flow: Flow, width: int
     layers = Layers(model, flow, tape)
     layers.rotary_tables(model_width(flow))
     tables = tape.live.copy()
-    tape.phase = "forward"
     size = TOKENS * (model.hidden_size / flow.sequence_parallel)
     x = tape.leaf(size, width, requires_grad=input_grad, storage=tape.new(size, width).storage)
     held = x.storage
@@ -124,15 +122,14 @@ def layer_segment(model: ModelArchitecture, block: Block, flow: Flow, width: int
     del x, held
     after = tape.live - tables
     after[out.storage.term] -= out.storage.size
-    forward = [Event(e.phase, e.live - tables) for e in tape.events]
+    forward = [live - tables for live in tape.events]
     cached = after.copy()
     tape.leave_autocast()
     kept = tape.live - tables
     kept[out.storage.term] -= out.storage.size
     tape.events.clear()
-    backward: list[Event] = []
+    backward: list[np.ndarray] = []
     if out.requires_grad:
-        tape.phase = "backward"
         tail = Tensor(None, out.elements, out.width, True, out.node)
         grad = tape.new(out.elements, out.width)
         del out
@@ -140,7 +137,7 @@ def layer_segment(model: ModelArchitecture, block: Block, flow: Flow, width: int
         grads = [grad]
         del grad
         tape.backward(tail, grads.pop())
-        backward = [Event(e.phase, e.live - tables) for e in tape.events]
+        backward = [live - tables for live in tape.events]
         if leaf is not None:
             leaf.grad = None
     gradients = np.zeros_like(tape.live)
@@ -158,7 +155,6 @@ def head_segment(model: ModelArchitecture, flow: Flow, width: int, embeds_alive:
     """Final norm, head and loss, forward and backward."""
     tape = Tape(autocast=flow.autocast, accumulates=accumulates)
     layers = Layers(model, flow, tape)
-    tape.phase = "loss"
     size = TOKENS * (model.hidden_size / flow.sequence_parallel)
     embeds = tape.new(size, model_width(flow)) if embeds_alive else None
     x = tape.leaf(size, width, requires_grad=True, storage=tape.new(size, width).storage)
@@ -172,8 +168,7 @@ def head_segment(model: ModelArchitecture, flow: Flow, width: int, embeds_alive:
     tape.leave_autocast()
     kept = tape.live.copy()
     tape.events.clear()
-    tape.phase = "backward_loss"
-    grads = [tape.new(ONE, op.FLOAT32)]
+    grads = [tape.new(ONE, FLOAT32)]
     tape.backward(loss, grads.pop())
     leaf.grad = None
     gradients = np.zeros_like(tape.live)
@@ -284,18 +279,18 @@ def _outside_layers(
     width = model_width(flow)
     rotary = max((b.attention.rotary_dim for b in model.distinct_layers if b.attention is not None), default=0)
     tables = 2 if model.model_type.startswith("gemma3") else 1  # local and global positions
-    outside[ACTIVATIONS] += (SEQUENCE * (2 * width) + ONE * op.FLOAT32) * (
+    outside[ACTIVATIONS] += (SEQUENCE * (2 * width) + ONE * FLOAT32) * (
         rotary * tables
     )  # cos and sin; two float32 frequency buffers of half a head
     if flow.masked or flow.attention == "sdpa":
-        mask[INDEX["attention_scores"]] += SCORES * op.BYTE  # handed to every layer
+        mask[INDEX["attention_scores"]] += SCORES * BYTE  # handed to every layer
     if flow.attention == "eager":
         mask[INDEX["attention_scores"]] += SCORES * width  # added to the scores, in their dtype
     changed = model.embedding_dropout > 0 or model.model_type.startswith("granite") or any(isinstance(m, Embedding) for m in model.extra)
     if part.first and input_grad and not trains_embedding and changed:
         outside[WORKING] += embedded  # the embedding's output before it is scaled or positions are added: a leaf the graph holds
     if part.first and input_grad and model.embedding_dropout:
-        outside[ACTIVATIONS] += embedded / width * op.BYTE
+        outside[ACTIVATIONS] += embedded / width * BYTE
     return outside, mask, mask if flow.checkpointing != "none" else mask * 0
 
 
@@ -353,8 +348,8 @@ def _embedding_backward(model: ModelArchitecture, flow: Flow, base: np.ndarray, 
     table = ONE * (model.embed_tokens.parameters * flow.outer_width)
     live[GRADIENTS] += table
     summed = live.copy()
-    live[WORKING] += SORT_ROWS * (model.hidden_size * op.FLOAT32)
-    head_gradient_is_a_view = flow.loss in ("full-logits", "triton") and not (flow.autocast and flow.outer_width == op.FLOAT32)
+    live[WORKING] += SORT_ROWS * (model.hidden_size * FLOAT32)
+    head_gradient_is_a_view = flow.loss in ("full-logits", "triton") and not (flow.autocast and flow.outer_width == FLOAT32)
     if not (model.tie_word_embeddings and head_gradient_is_a_view):
         return live[None]
     summed[WORKING] += table - hidden

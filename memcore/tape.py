@@ -16,7 +16,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +24,6 @@ BASIS = (
     "tokens",  # b*s
     "tokens*s",  # b*s*s: attention scores of one head
     "s",
-    "s*s",
     "rank",
     "rank*tokens",
     "b*ceil128(s)",  # flash attention pads its workspaces to 128 rows
@@ -47,7 +45,7 @@ def _unit(name: str) -> np.ndarray:
     return vector
 
 
-ONE, TOKENS, SCORES, SEQUENCE, SQUARE = (_unit(n) for n in ("1", "tokens", "tokens*s", "s", "s*s"))
+ONE, TOKENS, SCORES, SEQUENCE = (_unit(n) for n in ("1", "tokens", "tokens*s", "s"))
 RANK, RANK_TOKENS = _unit("rank"), _unit("rank*tokens")
 FLASH_ROWS, EFFICIENT_ROWS = _unit("b*ceil128(s)"), _unit("b*ceil64(s)")
 SORT_ROWS, LABELS, CHUNK = _unit("sort"), _unit("labels"), _unit("chunk")
@@ -136,19 +134,12 @@ class _EarlyStop(Exception):
     """Recomputation has produced the last tensor that the backward pass needs."""
 
 
-@dataclass(slots=True)
-class Event:
-    phase: str
-    live: np.ndarray  # TERMS x BASIS, bytes
-
-
 class Tape:
     """What is alive now (`live`, TERMS x BASIS), and what was after each operation (`events`)."""
 
     def __init__(self, *, autocast: bool, accumulates: bool = False):
         self.live = np.zeros((len(TERMS), SIZE))
-        self.events: list[Event] = []
-        self.phase = ""
+        self.events: list[np.ndarray] = []
         self.autocast = autocast
         self.accumulates = accumulates  # gradients are added to those of an earlier micro batch
         self.cast_cache: dict[int, Tensor] = {}
@@ -169,7 +160,7 @@ class Tape:
         live = self.live.copy()
         for size in extra:
             live[WORKING] += size
-        self.events.append(Event(self.phase, live))
+        self.events.append(live)
 
     # ---- graph
 
@@ -178,7 +169,7 @@ class Tape:
         return Tensor(storage, elements, width, requires_grad, leaf=Leaf(keeps) if requires_grad else None)
 
     def node(self, inputs: tuple, outputs: tuple, saves: tuple, backward) -> None:
-        """Attach the operation that made `outputs` from `inputs`; `saves` are (tensor, only needed if) pairs already filtered."""
+        """Attach the operation that made `outputs` from `inputs`; `saves` are the tensors kept for `backward`."""
         if not self.grad_enabled or not any(t.requires_grad for t in inputs):
             return
         edges = [None if not t.requires_grad else ((t.node, t.output) if t.node is not None else (t.leaf, 0)) for t in inputs]

@@ -45,3 +45,28 @@ def test_bitsandbytes_leaves_stacked_experts_in_16_bits():
     }
     experts = sum(m.parameters for block in model.layers for m in block.modules if hasattr(m, "num_experts"))
     assert weights["transformers-5"] > 2 * experts > 3 * weights["transformers-4.48"]
+
+
+class TestNamedExperts:
+    """Naming every projection is all-linear, whether the library stacks the experts or not."""
+
+    @pytest.mark.parametrize("software", ["transformers-5", "transformers-4.48"])
+    @pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-v0.1", "deepseek-ai/DeepSeek-V2-Lite"])
+    def test_every_name_is_all_linear(self, name, software):
+        run = memcore.Scenario(model=name, method="lora", software=software)
+        named = run.replace(lora_target_modules=run.model.lora_targets)
+        assert memcore.estimate(named).trainable_parameters == memcore.estimate(run).trainable_parameters
+
+    @pytest.mark.parametrize("software", ["transformers-5", "transformers-4.48"])
+    @pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-v0.1", "openai/gpt-oss-20b"])
+    def test_every_name_on_offer_trains_something(self, name, software):
+        run = memcore.Scenario(model=name, method="lora", software=software)
+        for target in run.model.lora_targets:
+            assert memcore.estimate(run.replace(lora_target_modules=(target,))).trainable_parameters > 0, target
+
+    def test_mixtrals_experts_have_their_own_names(self):
+        # one adapter per expert matrix, 8 experts of 3 matrices in 32 layers: r (h + i) each; transformers before 5
+        run = memcore.Scenario(model="mistralai/Mixtral-8x7B-v0.1", method="lora", lora_rank=8, software="transformers-4.48")
+        assert memcore.estimate(run.replace(lora_target_modules=("w1", "w2", "w3"))).trainable_parameters == 32 * 8 * 3 * 8 * (4096 + 14336)
+        with pytest.raises(memcore.ScenarioError, match="w1"):
+            run.replace(lora_target_modules=("gate_proj",))

@@ -37,3 +37,16 @@ def test_a_reward_model_has_one_output_instead_of_a_vocabulary():
 def test_an_adapted_reward_model_trains_its_head():
     run = RUN.replace(method="lora", objective="reward")
     assert estimate(run).trainable_parameters == estimate(run.replace(objective="sft")).trainable_parameters + RUN.model.hidden_size
+
+
+def test_the_reference_follows_the_weights_to_the_host():
+    run = memcore.Scenario(model="meta-llama/Llama-3.1-8B", method="full", sharding="fsdp", offload="weights", data_parallel_size=8)
+    pairs, alone = memcore.estimate(run.replace(objective="dpo")), memcore.estimate(run.replace(objective="dpo-precomputed"))
+    assert float(pairs.host - alone.host) == 2 * 8_030_261_248 / 8  # one more 16-bit copy of the model, an eighth of it here
+
+
+def test_a_reward_head_has_one_row():
+    """Adafactor keeps a mean per row and column: 4 x (1 + 4096) bytes more than it keeps for the adapters."""
+    run = memcore.Scenario(model="meta-llama/Llama-3.1-8B", method="lora", optimizer="adafactor")
+    states = [memcore.estimate(run.replace(objective=o)).phases["optimizer_step"]["optimizer_states"] for o in ("reward", "sft")]
+    assert states[0] - states[1] == 4 * (1 + 4096)

@@ -34,7 +34,7 @@ def peak_of_backward(tape, out):
     tape.events.clear()
     grads = [tape.new(out.elements, out.width)]
     tape.backward(out, grads.pop())
-    return max((float(e.live[:, PER_TOKEN].sum()) for e in tape.events), default=400)
+    return max((float(e[:, PER_TOKEN].sum()) for e in tape.events), default=400)
 
 
 KEEPS = [
@@ -120,7 +120,7 @@ class TestLogits:
         tape.events.clear()
         grads = [tape.new(ONE, 4)]
         tape.backward(loss, grads.pop())
-        assert max(float(e.live[INDEX["logits"], PER_TOKEN]) for e in tape.events) == 3 * 4 * 100  # 12 bytes an entry
+        assert max(float(e[INDEX["logits"], PER_TOKEN]) for e in tape.events) == 3 * 4 * 100  # 12 bytes an entry
 
     def test_an_in_place_loss_writes_the_gradient_into_the_logits(self, tape):
         logits = hidden(tape, width=4)
@@ -129,7 +129,7 @@ class TestLogits:
         grads = [tape.new(ONE, 4)]
         tape.backward(loss, grads.pop())
         assert logits.leaf.grad.storage is logits.storage
-        assert max(float(e.live[:, PER_TOKEN].sum()) for e in tape.events) == before
+        assert max(float(e[:, PER_TOKEN].sum()) for e in tape.events) == before
 
 
 class TestUnderAutocast:
@@ -149,5 +149,5 @@ def test_a_quantized_matrix_is_unpacked_for_the_product_and_gone_after(tape):
     x = hidden(tape)
     op.matmul_dequantized(tape, x, ONE * 5000, TOKENS * 50, scratch=ONE * 100)
     dequantized = INDEX["dequantized"]
-    assert max(float(e.live[dequantized].sum()) for e in tape.events) == 2 * 5000 + 4 * 100  # 16 bits, float32 scales beside
+    assert max(float(e[dequantized].sum()) for e in tape.events) == 2 * 5000 + 4 * 100  # 16 bits, float32 scales beside
     assert float(tape.live[dequantized].sum()) == 0

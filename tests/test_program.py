@@ -16,7 +16,8 @@ LLAMA = model("llama-3.1-8b")
 
 
 def compiled(**fields):
-    return compile_run(memcore.Scenario(**{"model": LLAMA, "method": "lora"} | fields), False, False)
+    run = memcore.Scenario(**{"model": LLAMA, "method": "lora"} | fields)
+    return compile_run(run, masked=False, accumulates=False, dropout=run.lora_dropout > 0)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,22 @@ class TestFSDP:
         sizes = self.gathered("qlora")
         assert sizes["backward_first_layer"] == pytest.approx(self.ROOT + 0.5 * linear + 2 * 2 * 4096, rel=1e-6)
 
+    @pytest.mark.parametrize(
+        ("name", "software"),
+        [
+            ("openai/gpt-oss-20b", "transformers-5"),  # two kinds of layer
+            ("mistralai/Mixtral-8x7B-v0.1", "transformers-5"),
+            ("mistralai/Mixtral-8x7B-v0.1", "transformers-4.48"),  # many modules in a layer
+            ("Qwen/Qwen3-Next-80B-A3B-Instruct", "transformers-5"),  # layers of different sizes: the largest
+        ],
+    )
+    def test_a_layer_is_a_layer_however_many_modules_it_has(self, name, software):
+        m = memcore.model(name)
+        run = memcore.Scenario(model=m, method="full", software=software, autocast=False, sharding="fsdp", data_parallel_size=4)
+        phases = memcore.estimate(run).phases
+        layer = 2 * max(block.parameters for block in m.layers)
+        assert phases["forward"]["gathered"] - phases["loss"]["gathered"] == layer
+
     @pytest.mark.parametrize("sharding", ["none", "zero1", "zero2"])
     def test_nothing_is_gathered_where_weights_are_whole(self, sharding):
         run = memcore.Scenario(model=LLAMA, method="lora", sharding=sharding, data_parallel_size=4)
@@ -100,5 +117,5 @@ def test_the_catalogs_models_are_told_apart_by_their_shapes(method):
     # the compiled form is kept by model: two models must never share it
     seen = {}
     for m in list(readable_models())[::7]:
-        c = compile_run(memcore.Scenario(model=m, method=method), False, False)
+        c = compile_run(memcore.Scenario(model=m, method=method), False, False, False)
         assert seen.setdefault(id(c), m) == m

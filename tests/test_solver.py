@@ -85,11 +85,6 @@ def test_a_field_that_cannot_be_asked_for_is_named():
         memcore.largest(memcore.Scenario(model=LLAMA), "lora_dropout", 24 * GB)
 
 
-def test_a_rank_is_of_use_up_to_the_narrow_side_of_the_widest_matrix():
-    assert solver.useful_rank(memcore.Scenario(model=LLAMA)) == 4096  # q_proj is 4096 x 4096
-    assert solver.useful_rank(memcore.Scenario(model=LLAMA, lora_target_modules=("v_proj",))) == 1024  # 1024 x 4096
-
-
 # ---- models
 
 

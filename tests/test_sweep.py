@@ -61,6 +61,6 @@ def test_a_grid_that_makes_no_sense_is_named(grids, message):
 
 
 def test_importing_memcore_brings_no_pandas():
-    # design.md: `import memcore` pulls in neither streamlit nor plotly nor huggingface_hub; pandas costs as much as they do
+    # `import memcore` pulls in neither streamlit nor plotly nor huggingface_hub; pandas costs as much as they do
     code = "import sys, memcore; print({'pandas', 'streamlit', 'plotly', 'huggingface_hub'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"

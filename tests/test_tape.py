@@ -105,7 +105,7 @@ class TestGradients:
         out = op.matmul(tape, x, weight, TOKENS * 50)
         backward(tape, out)
         assert size(tape.live[GRADIENTS]) == 0  # the ledger has it, in every phase
-        assert max(size(e.live) for e in tape.events) >= 10_000  # and one more is alive until it is added
+        assert max(size(e) for e in tape.events) >= 10_000  # and one more is alive until it is added
 
     @staticmethod
     def peak_of_two_uses(tape, x, use):
@@ -116,7 +116,7 @@ class TestGradients:
         del shared, outs
         tape.events.clear()
         backward(tape, out)
-        return max(size(e.live) for e in tape.events) - 200 - 20
+        return max(size(e) for e in tape.events) - 200 - 20
 
     def test_two_gradients_of_one_tensor_are_added_in_place(self, tape, x):
         # torch/csrc/autograd/input_buffer.cpp: the sum goes into the first where nothing else holds it
@@ -155,7 +155,7 @@ class TestCheckpointing:
     def test_the_rest_comes_back_for_the_backward_pass_and_goes(self, tape, x, layer, reentrant):
         out = tape.checkpoint(layer, op.scale(tape, x), reentrant=reentrant)
         backward(tape, out)
-        assert max(size(e.live[RECOMPUTED]) for e in tape.events) == 400  # the inputs of both activations
+        assert max(size(e[RECOMPUTED]) for e in tape.events) == 400  # the inputs of both activations
         assert size(tape.live[RECOMPUTED]) == 0
         assert size(tape.live[CHECKPOINTS]) == 0
 
@@ -164,7 +164,7 @@ class TestCheckpointing:
         out = tape.checkpoint(layer, op.scale(tape, x), reentrant=False)
         tape.events.clear()
         backward(tape, out)
-        early = max(size(e.live) for e in tape.events)
+        early = max(size(e) for e in tape.events)
         again = Tape(autocast=False)
         y = again.leaf(WIDE, 2, requires_grad=True, storage=again.new(WIDE, 2).storage)
 
@@ -174,7 +174,7 @@ class TestCheckpointing:
         out = again.checkpoint(run, op.scale(again, y), reentrant=True)
         again.events.clear()
         backward(again, out)
-        assert early <= max(size(e.live) for e in again.events)
+        assert early <= max(size(e) for e in again.events)
 
 
 def test_autocast_casts_a_weight_once_and_keeps_the_copy():
@@ -190,10 +190,10 @@ def test_autocast_casts_a_weight_once_and_keeps_the_copy():
 
 def test_what_exists_only_inside_a_kernel_is_noted_with_it(tape, x):
     tape.note(TOKENS * 7)
-    assert size(tape.events[-1].live) == alive(tape) + 7
-    assert size(tape.events[-1].live[WORKING]) == size(tape.live[WORKING]) + 7
+    assert size(tape.events[-1]) == alive(tape) + 7
+    assert size(tape.events[-1][WORKING]) == size(tape.live[WORKING]) + 7
 
 
 def test_every_event_is_a_table_of_terms_by_sizes(tape, x):
     op.scale(tape, x)
-    assert all(np.shape(e.live) == (len(TERMS), len(BASIS)) for e in tape.events)
+    assert all(np.shape(e) == (len(TERMS), len(BASIS)) for e in tape.events)
