@@ -85,7 +85,8 @@ def plan_sentence(run: Scenario, plan: Plan, device: Device, unit: str = "GiB") 
     labels = [_inside(remedy.label) if i else remedy.label for i, remedy in enumerate(plan.remedies)]
     now, then = (format_bytes(n, unit) for n in (float(estimate(run).device), plan.needs))
     word = verdict(estimate(plan.run), device).word
-    return f"To make it fit: **{' + '.join(labels)}**: {now} → {then}, {word}. {price(plan)}"
+    aim = "To be sure it fits" if verdict(estimate(run), device).word == "tight" else "To make it fit"
+    return f"{aim}: **{' + '.join(labels)}**: {now} → {then}, {word}. {price(plan)}"
 
 
 def _inside(label: str) -> str:

@@ -45,7 +45,8 @@ def test_the_sentence_says_what_is_needed_before_and_after_and_what_it_costs():
         whatif.price(plan),
     ):
         assert part in said
-    assert all(remedy.label[1:] in said for remedy in plan.remedies)
+    assert all(remedy.label[1:] in said for remedy in plan.remedies) and said.startswith("To make it fit")
+    assert whatif.plan_sentence(TIGHT, whatif.plan_to_fit(TIGHT, CARD), CARD).startswith("To be sure it fits")
 
 
 def test_a_plan_that_costs_something_says_the_dearest_thing():
