@@ -142,7 +142,10 @@ class Scenario:
 
         put = object.__setattr__
         if isinstance(self.model, str):
-            put(self, "model", catalog.model(self.model))
+            try:
+                put(self, "model", catalog.model(self.model))
+            except catalog.UnknownName as error:
+                raise ScenarioError(f"{error}; memcore.model_from_config reads the config.json of any other") from None
         elif not hasattr(self.model, "layers"):
             raise ScenarioError(f"model ({_show(self.model)}) must be a ModelArchitecture or the id of one in the catalog")
         _check_choice("method", self.method)

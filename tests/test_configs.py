@@ -293,6 +293,7 @@ REFUSED = [
     ({**LLAMA, "hidden_size": 10**5000}, "hidden_size (a number of thousands of digits)"),
     ({**LLAMA, "num_hidden_layers": 10**9}, "num_hidden_layers (1000000000) is larger than any model's"),
     ({**LLAMA, "attention_dropout": float("nan")}, "attention_dropout (nan) must be a number"),
+    ({**LLAMA, "attention_dropout": 10**400}, "attention_dropout (1000000"),
     ({**LLAMA, "attention_dropout": 2.0}, "attention_dropout (2.0) must lie between 0 and 1"),
     ({**LLAMA, "tie_word_embeddings": "yes"}, "tie_word_embeddings (yes) must be true or false"),
     ({**LLAMA, "hidden_act": 3}, "hidden_act (3) must be a word"),

@@ -78,3 +78,8 @@ def test_other_letters_come_with_the_mark_a_spreadsheet_needs():
 )
 def test_the_file_is_named_after_the_run(name, file):
     assert export.file_name(Scenario(model=replace(custom_model(1e9), name=name))) == file
+
+
+@pytest.mark.parametrize("text", ["\u200b=1+1", "\ufeff=1+1", "\x00=1+1", "\n=1+1"])
+def test_what_cannot_be_seen_does_not_hide_a_formula(text):
+    assert b"'=1+1" in export.to_csv(pd.DataFrame({"a": [text]}))

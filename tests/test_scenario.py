@@ -60,7 +60,7 @@ def test_the_defaults_are_a_stock_qlora_run(run):
 def test_a_model_is_an_architecture_or_its_id(run):
     assert run.model is memcore.model(LLAMA)
     assert Scenario(model=memcore.model(LLAMA)) == run
-    with pytest.raises(memcore.UnknownName, match="Llama-3.1-8B"):
+    with pytest.raises(memcore.ScenarioError, match="model .*did you mean meta-llama/Llama-3.1-8B.*config.json"):
         Scenario(model="meta-llama/Llama-3.1-8BB")
 
 

@@ -3,6 +3,7 @@
 import time
 import tomllib
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -300,6 +301,9 @@ BAD = {
     "a list for a name": "base_model: [x]\nsequence_len: 4",
     "a long name": "base_model: " + "x" * 10_000 + "\nsequence_len: 4",
     "__proto__": '{"__proto__": {"polluted": true}}',
+    "a tag for no truth value": "base_model: x\na: !!bool abc",
+    "a tag for no number": "base_model: x\na: !!int ''",
+    "several values in a comment": "base_model: Qwen/Qwen3-4B\nadapter: lora\n# memcore: lora_rank = [1, 2]",
     "many commas": "base_model: x\nadapter: lora\nlora_r: 8\nlora_target_modules: " + "a," * 5_000,
 }
 
@@ -338,6 +342,14 @@ def test_python_is_parsed_and_never_run(tmp_path):
     write = f'open({str(witness)!r}, "w")'
     read_trainer_file(f'{write}\nmodel = FastLanguageModel.from_pretrained("Qwen/Qwen3-4B", max_seq_length={write})')
     assert not witness.exists()
+
+
+@pytest.mark.parametrize("trainer", WRITABLE)
+def test_a_model_whose_name_has_a_line_break_is_written_nowhere(trainer):
+    model = memcore.custom_model(8e9)
+    run = Scenario(model=replace(model, name="m\nimport os; os.system('x')\n#"), method="lora")
+    with pytest.raises(TrainerFileError, match="another name"):
+        write_trainer_file(run, trainer)
 
 
 MUTATIONS = st.lists(
