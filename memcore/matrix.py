@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import pandas as pd
 
 from . import catalog, solver
 from .catalog import Device
 from .estimate import estimate
 from .links import METHODS
-from .scenario import Scenario, ScenarioError
+from .scenario import Scenario
 from .summary import short_name, verdict
 from .units import BYTE_UNITS, format_bytes, format_count
 
@@ -76,36 +77,19 @@ def shown_fit(table: pd.DataFrame, unit: str = "GiB") -> pd.DataFrame:
 @lru_cache(maxsize=256)
 def largest_models(run: Scenario, budgets: tuple[float, ...]) -> tuple[solver.LargestModel, ...]:
     """`solver.largest_model` for many budgets at once, without the size between the known models: each model is estimated once."""
-    candidates = [(model, changed) for model in _by_size() if (changed := _with_model(run, model)) is not None]
-    bounds: dict[int, float] = {}
+    models, bounds = solver.bounded(run)
     needs: dict[int, float] = {}
 
     def largest(budget: float) -> solver.LargestModel:
-        for i, (model, changed) in enumerate(candidates):
-            if i not in bounds:
-                bounds[i] = solver.at_least(changed)
-            if bounds[i] > budget:
-                continue
+        for i in np.flatnonzero(bounds <= budget):
             if i not in needs:
-                needs[i] = float(estimate(changed).device)
+                needs[i] = float(estimate(run.replace(model=models[i])).device)
             if needs[i] <= budget:
-                return solver.LargestModel(model=model, needs=needs[i], parameters=0.0)
+                return solver.LargestModel(model=models[i], needs=needs[i], parameters=0.0)
         return solver.LargestModel(model=None, needs=0.0, parameters=0.0)
 
     found = {budget: largest(budget) for budget in sorted(set(budgets), reverse=True)}
     return tuple(found[budget] for budget in budgets)
-
-
-@lru_cache(maxsize=1)
-def _by_size() -> tuple:
-    return tuple(sorted(solver.readable_models(), key=lambda model: -model.parameters))
-
-
-def _with_model(run: Scenario, model: object) -> Scenario | None:
-    try:
-        return run.replace(model=model)
-    except ScenarioError:  # its modules have other names
-        return None
 
 
 def largest(runs: dict[str, Scenario], devices: Sequence[Device]) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from .architecture import Block, ModelArchitecture
 from .catalog import Device
 from .estimate import basis_of, estimate, evaluate
 from .scenario import LARGEST, NUMERIC, Numeric, Scenario, ScenarioError
+from .tape import BASIS
 
 FIELDS = ("micro_batch_size", "sequence_length", "lora_rank")
 """The fields `largest` answers for."""
@@ -111,26 +112,25 @@ def largest_model(run: Scenario, budget: float) -> LargestModel:
     Of models of equal size, the one listed first. With named `lora_target_modules` only models that have all of them are
     considered.
     """
-    for model in _by_size():
-        candidate = _with_model(run, model)
-        if candidate is not None and at_least(candidate) <= budget:
-            needs = float(estimate(candidate).device)
-            if needs <= budget:
-                return LargestModel(model=model, needs=needs, parameters=continuous_size(run, budget))
+    models, bounds = bounded(run)
+    for i in np.flatnonzero(bounds <= budget):
+        needs = float(estimate(run.replace(model=models[i])).device)
+        if needs <= budget:
+            return LargestModel(model=models[i], needs=needs, parameters=continuous_size(run, budget))
     smallest, needs = smallest_need(run)
     return LargestModel(model=None, needs=needs, parameters=continuous_size(run, budget), smallest=smallest)
 
 
 def smallest_need(run: Scenario) -> tuple[ModelArchitecture | None, float]:
     """The catalog model that needs least under these settings, and how much. [bytes]"""
-    bounded = sorted(((at_least(c), i, c) for i, m in enumerate(_by_size()) if (c := _with_model(run, m)) is not None), key=lambda b: b[:2])
+    models, bounds = bounded(run)
     best, model = np.inf, None
-    for bound, _, candidate in bounded:
-        if bound >= best:
+    for i in np.argsort(bounds, kind="stable"):
+        if bounds[i] >= best:
             break
-        needs = float(estimate(candidate).device)
+        needs = float(estimate(run.replace(model=models[i])).device)
         if needs < best:
-            best, model = needs, candidate.model
+            best, model = needs, models[i]
     return model, best
 
 
@@ -162,14 +162,39 @@ def at_least(run: Scenario) -> float:
 
     What is stored, and as the backward pass begins the 16-bit inputs of all layers but the first, and the logits.
     """
-    stored = evaluate(program.stored(run), basis_of(run))
     if run.objective == "reward":  # without the head that is counted among what is stored
         return 0.0
+    return float(np.min(evaluate(program.stored(run), basis_of(run)) + run.tokens * _width(run)))
+
+
+def _width(run: Scenario) -> int:
+    """Bytes per token of that."""
     if run.gpus_of_a_replica > 1 or run.activation_offload:
-        return float(np.min(stored))
-    width = LOGIT_BYTES * run.model.vocab_size if run.loss == "full-logits" else 0
-    width += 2 * run.model.hidden_size * (len(run.model.layers) - 1) if run.gradient_checkpointing != "none" else _kept_at_least(run.model)
-    return float(np.min(stored + run.tokens * width))
+        return 0
+    logits = LOGIT_BYTES * run.model.vocab_size if run.loss == "full-logits" else 0
+    inputs = 2 * run.model.hidden_size * (len(run.model.layers) - 1)
+    return logits + (inputs if run.gradient_checkpointing != "none" else _kept_at_least(run.model))
+
+
+def bounded(run: Scenario) -> tuple[tuple[ModelArchitecture, ...], np.ndarray]:
+    """Every model the run could have, largest first, and `at_least` of each, all at once."""
+    models, stored, widths = _bounds(*(getattr(run, name) for name in program.CHOICES if name != "model"))
+    if run.objective == "reward":
+        return models, np.zeros(len(models))
+    return models, evaluate(stored, basis_of(run)) + run.tokens * widths
+
+
+@lru_cache(maxsize=64)
+def _bounds(*choices: object) -> tuple[tuple[ModelArchitecture, ...], np.ndarray, np.ndarray]:
+    given = dict(zip([name for name in program.CHOICES if name != "model"], choices, strict=True))
+    runs = []
+    for model in _by_size():
+        try:
+            runs.append(Scenario(model=model, **given))
+        except ScenarioError:  # its modules have other names
+            continue
+    stored = np.array([program.stored(run) for run in runs]).reshape(len(runs), len(BASIS))
+    return tuple(run.model for run in runs), stored, np.array([_width(run) for run in runs], dtype=np.float64)
 
 
 @lru_cache(maxsize=1024)

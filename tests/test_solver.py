@@ -180,3 +180,22 @@ def test_one_gpu_is_enough_where_the_run_fits_on_one():
 def test_no_number_of_gpus_helps_where_activations_alone_do_not_fit():
     run = memcore.Scenario(model=LLAMA, micro_batch_size=64, sequence_length=8192)
     assert solver.fewest_gpus(run, memcore.devices()["Tesla T4"]) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"method": "full", "gradient_checkpointing": "none"},
+        {"loss": "fused-linear", "data_parallel_size": 8, "sharding": "fsdp", "lora_rank": 64},
+        {"lora_target_modules": ("q_proj", "v_proj")},
+        {"tensor_parallel_size": 2, "data_parallel_size": 4},
+        {"objective": "reward"},
+    ],
+)
+def test_the_bounds_of_all_models_at_once_are_those_of_each(changes):
+    run = memcore.Scenario(model="meta-llama/Llama-3.1-8B", **changes)
+    models, bounds = solver.bounded(run)
+    assert len(models) > 100 and list(models) == sorted(models, key=lambda model: -model.parameters)
+    for model, bound in zip(models, bounds, strict=True):
+        assert bound == pytest.approx(solver.at_least(run.replace(model=model)), rel=1e-12)
