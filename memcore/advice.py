@@ -22,7 +22,7 @@ from .timing import SOURCE, describe_ratio, measured_speeds, time_ratio
 from .units import format_bytes
 
 MOST_CHANGES = 3
-HELPS_FROM = 0.005
+HELPS_FROM = 0.01
 """A saving below this share of what the run needs is none."""
 
 NEARLY = 0.8

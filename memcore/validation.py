@@ -92,13 +92,16 @@ def known_misses() -> dict[str, str]:
     return {name: row["reason"] for row in catalog._rows("known_misses.csv") for name in row["runs"].split()}
 
 
+NO = {"none": "no"}
+
+
 def settings(run: Scenario) -> str:
     """A run in one line: "LoRA r16, 4 × 4,096 tokens, fused-linear loss, full-reentrant checkpointing, fsdp on 2 GPUs"."""
     method = METHODS[run.method] + ("" if run.method == "full" else f" r{run.lora_rank:.0f}")
     size = f"{run.micro_batch_size:,.0f} × {run.sequence_length:,.0f} tokens"
-    parts = [method, size, f"{run.loss} loss", f"{run.gradient_checkpointing} checkpointing"]
+    parts = [method, size, f"{run.loss} loss", f"{NO.get(run.gradient_checkpointing, run.gradient_checkpointing)} checkpointing"]
     parts += [run.quantization] if run.quantization != "none" else []
-    parts += [f"{run.sharding} on {run.data_parallel_size:.0f} GPUs"] if run.sharding != "none" else []
+    parts += [f"{run.sharding} on {run.data_parallel_size:.0f} GPU{'s' if run.data_parallel_size > 1 else ''}"] if run.sharding != "none" else []
     return ", ".join(parts)
 
 
