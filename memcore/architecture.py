@@ -233,6 +233,28 @@ class Tower:
     tokens_per_image: int = 0
     linear_parameters: int = 0
     """Parameters of nn.Linear weights inside, which k-bit loading quantizes too unless told otherwise."""
+    num_attention_heads: int = 1
+    head_dim: int = 0
+    norm: str = "layer"
+    """Kind of the norms in its layers, as in `Norm.kind`."""
+    sandwich_norms: bool = False
+    """Norms after attention and MLP too (Gemma)."""
+    qk_norm: int = 0
+    """Width over which queries and keys are normalised; 0: they are not."""
+    fused_qkv: bool = False
+    """One matrix for q, k and v; their heads are cut out of its output (Qwen-VL, GLM-4V)."""
+    rotary: bool = False
+    gated: bool = False
+    activation: str = "gelu"
+    patches_per_token: float = 1.0
+    """Image patches that become one token of the language model."""
+    kept_beside: int = 0
+    """Elements a patch that one layer keeps beside what a language model's would: of layer scales, of a norm on the values."""
+
+    @property
+    def reads_images(self) -> bool:
+        """Its layers are known and run on the patches of images."""
+        return self.num_layers > 0 and self.name != "audio"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from .tape import (
     Tape,
     Tensor,
 )
-from .units import BYTE, FLOAT32
+from .units import BYTE, FLOAT32, HALF
 
 PHASES = (
     "forward",
@@ -229,14 +229,15 @@ def compile_step(model: ModelArchitecture, flow: Flow, accumulates: bool = False
     )
 
 
-PATCHES_PER_TOKEN = 4
-"""Image patches that become one token of the language model: 2 x 2 are merged in the Qwen-VL, InternVL and Pixtral families."""
-
-
 def tower_activations(model: ModelArchitecture, flow: Flow) -> np.ndarray:
-    """What trained encoders keep for their backward pass: layers like a vision transformer's, not measured. TERMS x BASIS."""
+    """What the layers of trained vision encoders keep for their backward pass, for every patch of the images. TERMS x BASIS.
+
+    Left out: patch embedding and projector, and all that audio encoders keep. Measured for one layer of each kind (tests/test_towers.py).
+    """
     kept = np.zeros((len(TERMS), ONE.size))
     for tower in model.towers:
+        if not tower.reads_images:
+            continue
         encoder = _encoder(tower)
         trained = replace(
             flow,
@@ -249,21 +250,41 @@ def tower_activations(model: ModelArchitecture, flow: Flow) -> np.ndarray:
             sequence_parallel=1,
         )
         segment = layer_segment(encoder, encoder.layers[0], trained, flow.outer_width, True, False)
-        kept += np.outer(segment.kept @ TOKENS, IMAGE_TOKENS) * (tower.num_layers * PATCHES_PER_TOKEN)
+        a_patch = segment.kept @ TOKENS
+        if flow.checkpointing == "none":
+            # x * sigmoid(1.702 x) keeps its sigmoid too
+            beside = tower.kept_beside + tower.intermediate_size * (tower.activation == "quick_gelu")
+            a_patch[ACTIVATIONS] += beside * (HALF if flow.autocast else flow.outer_width)
+        kept += np.outer(a_patch, IMAGE_TOKENS) * (tower.num_layers * tower.patches_per_token)
     return kept
 
 
 @lru_cache(maxsize=64)
 def _encoder(tower: Tower) -> ModelArchitecture:
-    """A vision transformer of a tower's sizes: norms, attention and a plain MLP."""
-    h, i = max(tower.hidden_size, 64), max(tower.intermediate_size, 64)
-    shape = Attention(num_attention_heads=h // 64, num_key_value_heads=h // 64, head_dim=64, value_head_dim=64)
-    linears = [Linear(role, role, h, h, bias=True) for role in ("q", "k", "v", "o")] + [
-        Linear("fc1", "up", h, i, bias=True),
-        Linear("fc2", "down", i, h, bias=True),
-    ]
-    norms = (Norm("norm1", "input", h, kind="layer", bias=True), Norm("norm2", "pre_mlp", h, kind="layer", bias=True))
-    block = Block(modules=(*norms, *linears), attention=shape, activation="gelu", rotary="")
+    """One layer of a vision tower as a model of its own."""
+    h, i, heads = tower.hidden_size, tower.intermediate_size, tower.num_attention_heads
+    inner = heads * tower.head_dim
+    shape = Attention(
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=tower.head_dim,
+        value_head_dim=tower.head_dim,
+        rotary_dim=tower.head_dim * tower.rotary,
+    )
+    projections = {"qkv": 3 * inner} if tower.fused_qkv else {"q": inner, "k": inner, "v": inner}
+    linears = [Linear(role, role, h, size, bias=True) for role, size in projections.items()] + [Linear("o", "o", inner, h, bias=True)]
+    linears += [Linear(role, role, h, i, bias=True) for role in (("gate", "up") if tower.gated else ("up",))]
+    linears.append(Linear("down", "down", i, h, bias=True))
+    sizes = dict.fromkeys(("input", "post_attention", "pre_mlp", "post_mlp") if tower.sandwich_norms else ("input", "pre_mlp"), h)
+    sizes |= dict.fromkeys(("q", "k"), tower.qk_norm) if tower.qk_norm else {}
+    norms = [Norm(f"{role}_norm", role, size, kind=tower.norm, bias=tower.norm == "layer") for role, size in sizes.items()]
+    block = Block(
+        modules=(*norms, *linears),
+        attention=shape,
+        activation="gelu" if tower.activation == "quick_gelu" else tower.activation,
+        # where q, k and v are one matrix, the images of a batch are attended to one by one and concatenated
+        rotary=("cat" if tower.fused_qkv else "half") if tower.rotary else "",
+    )
     return ModelArchitecture(
         name=tower.name, model_type="encoder", vocab_size=1, hidden_size=h, layers=(block,), embed_tokens=Embedding("patches", 1, h),
         lm_head=Linear("head", "other", h, 1), final_norm=None, tie_word_embeddings=False,

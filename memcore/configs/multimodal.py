@@ -75,8 +75,15 @@ def shuffled(scale: str, otherwise: int) -> Projector:
     return projector
 
 
+def gemma3_projector(keys: Keys, tower: Keys, width: int, count: Count) -> None:
+    count.linears(count.hidden_size, width, bias=False)
+    count.vectors(count.hidden_size)
+    count.patches_per_token = max(count.tokens / keys.size("mm_tokens_per_image", otherwise=256), 1.0)
+
+
 def internvl_projector(keys: Keys, tower: Keys, width: int, count: Count) -> None:
-    merged = count.hidden_size * int(1 / keys.number("downsample_ratio", 0.5, minimum=0.01, maximum=1)) ** 2
+    count.patches_per_token = int(1 / keys.number("downsample_ratio", 0.5, minimum=0.01, maximum=1)) ** 2
+    merged = count.hidden_size * int(count.patches_per_token)
     count.vectors(2 * merged)
     count.linears(merged, width)
     count.linears(width, width)
@@ -138,8 +145,9 @@ def two_towers(keys: Keys, tower: Keys, width: int, count: Count) -> None:
 
 
 def aria_projector(keys: Keys, tower: Keys, width: int, count: Count) -> None:
-    h = count.hidden_size
-    count.vectors(h, keys.size("max_value_projector_patch_to_query_dict", otherwise=256))
+    h, queries = count.hidden_size, keys.size("max_value_projector_patch_to_query_dict", otherwise=256)
+    count.patches_per_token = max(count.tokens / queries, 1.0)
+    count.vectors(h, queries)
     count.linears(h, h, bias=False, times=3)
     count.vectors(4 * h * h + 4 * h)  # torch's own multi-head attention
     count.linears(h, h)
@@ -164,12 +172,12 @@ MULTIMODAL: dict[str, Multimodal] = {
     "llava_next_video": replace(LLAVA, projector=with_newline(LLAVA.projector)),
     "llava_onevision": Multimodal(text="qwen2", towers={VISION: "siglip_vision_model"}, projector=with_newline(LLAVA.projector)),
     "deepseek_vl": Multimodal(text="llama", towers={VISION: "siglip_vision_model"}, projector=two_layers()),
-    "mistral3": Multimodal(text="mistral", towers={VISION: "pixtral"}, projector=mistral3_projector),
+    "mistral3": Multimodal(text="mistral", towers={VISION: "pixtral"}, projector=mistral3_projector, merge="spatial_merge_size"),
     "idefics3": Multimodal(text="llama", towers={VISION: "idefics3_vision"}, projector=shuffled("scale_factor", 2), merge="scale_factor"),
     "smolvlm": Multimodal(text="llama", towers={VISION: "smolvlm_vision"}, projector=shuffled("scale_factor", 2), merge="scale_factor"),
-    "internvl": Multimodal(text="qwen2", towers={VISION: "internvl_vision"}, projector=internvl_projector, merge=2),
+    "internvl": Multimodal(text="qwen2", towers={VISION: "internvl_vision"}, projector=internvl_projector),
     "paligemma": Multimodal(text="gemma", towers={VISION: "siglip_vision_model"}, projector=paligemma_projector),
-    "gemma3": Multimodal(text="gemma3_text", towers={VISION: "siglip_vision_model"}, projector=one_layer(bias=False, norm=True)),
+    "gemma3": Multimodal(text="gemma3_text", towers={VISION: "siglip_vision_model"}, projector=gemma3_projector),
     "aya_vision": Multimodal(text="cohere2", towers={VISION: "siglip_vision_model"}, projector=aya_projector, merge="downsample_factor"),
     "vipllava": replace(LLAVA, projector=vipllava_projector),
     "video_llava": replace(LLAVA, projector=two_towers),
@@ -215,9 +223,23 @@ def tower(keys: Keys, model: Multimodal, name: str, width: int) -> Tower | None:
     count = TOWERS[kind](inner)
     model.projector(keys, inner, width, count)
     side = model.merge if isinstance(model.merge, int) else (inner if inner.value(model.merge) else keys).size(model.merge, otherwise=1)
+    ratio = side**2 * count.patches_per_token
     return Tower(
         name=name.removesuffix("_config"), parameters=count.parameters, hidden_size=count.hidden_size, num_layers=count.num_layers,
-        intermediate_size=count.intermediate_size, tokens_per_image=count.tokens // side**2, linear_parameters=count.linear,
+        intermediate_size=count.intermediate_size, tokens_per_image=int(count.tokens // ratio), linear_parameters=count.linear,
+        num_attention_heads=count.num_attention_heads, head_dim=count.head_dim, norm=count.norm, sandwich_norms=count.sandwich_norms,
+        qk_norm=count.qk_norm, fused_qkv=count.fused_qkv, rotary=count.rotary, gated=count.gated, activation=count.activation,
+        patches_per_token=float(ratio), kept_beside=count.kept_beside,
+    )  # fmt: skip
+
+
+def tower_doubts(towers: tuple[Tower, ...]) -> tuple[str, ...]:
+    """What of a trained tower is not counted, one sentence each."""
+    return tuple(
+        f"A trained {t.name} encoder adds gradients and optimizer states; what it keeps of {'sound' if t.name == 'audio' else 'images'} "
+        "for its backward pass is not counted."
+        for t in towers
+        if not t.reads_images
     )
 
 
@@ -239,4 +261,4 @@ def multimodal_model(values: Mapping, model: Multimodal, families: Mapping[str, 
     text_keys = Keys(inner, kind, family.keys, where=where, required=() if where else family.required)
     text = language_model(text_keys, family)
     towers = tuple(t for t in (tower(keys, model, name, text.hidden_size) for name in model.towers) if t)
-    return replace(text, model_type=keys.model_type, towers=towers, config=tuple(values.items()))
+    return replace(text, model_type=keys.model_type, towers=towers, uncertain=(*text.uncertain, *tower_doubts(towers)), config=tuple(values.items()))

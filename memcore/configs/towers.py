@@ -20,6 +20,18 @@ class Count:
     intermediate_size: int = 0
     tokens: int = 0
     """Vectors that leave the tower for one image at its configured size; 0 where images keep their own size."""
+    num_attention_heads: int = 1
+    head_dim: int = 0
+    norm: str = "layer"
+    sandwich_norms: bool = False
+    qk_norm: int = 0
+    fused_qkv: bool = False
+    rotary: bool = False
+    gated: bool = False
+    activation: str = "gelu"
+    patches_per_token: float = 1.0
+    """Vectors of the tower that become one token of the language model; what `Multimodal.merge` merges comes on top."""
+    kept_beside: int = 0
 
     @property
     def parameters(self) -> int:
@@ -61,6 +73,15 @@ def started(keys: Keys, depth: str = "num_hidden_layers", hidden_size: str = "hi
     return Count(hidden_size=h, num_layers=layers), h, layers
 
 
+def wired(keys: Keys, count: Count, heads: str = "num_attention_heads", activation: str = "hidden_act", **shape: bool | int | str) -> None:
+    """How a layer is put together, which no parameter tells."""
+    count.num_attention_heads = keys.size(heads, maximum=count.hidden_size)
+    count.head_dim = count.hidden_size // count.num_attention_heads
+    count.activation = keys.word(activation, "gelu")
+    for name, value in shape.items():
+        setattr(count, name, value)
+
+
 def video_patches(keys: Keys, count: Count, bias: bool = True) -> None:
     """Patches over a few frames at once."""
     patch = side(keys, "patch_size")
@@ -71,6 +92,7 @@ def siglip(keys: Keys, head: bool = True, class_token: bool = False, patch_bias:
     """SigLIP, and CLIP with its class token: biased square projections, LayerNorms, learned positions."""
     count, h, layers = started(keys)
     i = keys.size("intermediate_size")
+    wired(keys, count)
     count.intermediate_size, count.tokens = i, patches(keys)
     count.convolution(keys.size("num_channels"), h, side(keys, "patch_size"), side(keys, "patch_size"), bias=patch_bias)
     count.vectors(h, count.tokens + 2 * class_token)  # positions; the class token and its position
@@ -108,6 +130,7 @@ def siglip2(keys: Keys) -> Count:
 
 def pixtral(keys: Keys) -> Count:
     count, h, layers = started(keys)
+    wired(keys, count, norm="rms", rotary=True, gated=True)
     i = count.intermediate_size = keys.size("intermediate_size")
     count.convolution(keys.size("num_channels"), h, side(keys, "patch_size"), side(keys, "patch_size"), bias=False)
     count.linears(h, h, bias=False, times=4 * layers)
@@ -120,6 +143,7 @@ def pixtral(keys: Keys) -> Count:
 def internvl(keys: Keys) -> Count:
     count, h, layers = started(keys)
     i, rms = keys.size("intermediate_size"), keys.word("norm_type", "layer_norm") == "rms_norm"
+    wired(keys, count, norm="rms" if rms else "layer", qk_norm=h * keys.flag("use_qk_norm"), kept_beside=2 * h)  # both layer scales
     count.intermediate_size, count.tokens = i, patches(keys)
     count.convolution(keys.size("num_channels"), h, side(keys, "patch_size"), side(keys, "patch_size"))
     count.vectors(h, 1 + keys.flag("use_mask_token") + keys.flag("use_absolute_position_embeddings", True) * (count.tokens + 1))
@@ -132,9 +156,13 @@ def internvl(keys: Keys) -> Count:
     return count
 
 
+QWEN = {"fused_qkv": True, "rotary": True}
+
+
 def qwen2_vl(keys: Keys) -> Count:
     count, h, layers = started(keys, "depth", "embed_dim")
     i = count.intermediate_size = int(keys.number("mlp_ratio", 4, minimum=0.01, maximum=64) * h)
+    wired(keys, count, "num_heads", **QWEN)
     merged = h * keys.size("spatial_merge_size") ** 2
     video_patches(keys, count, bias=False)
     count.linears(h, 3 * h, times=layers)
@@ -150,6 +178,7 @@ def qwen2_vl(keys: Keys) -> Count:
 def qwen2_5_vl(keys: Keys) -> Count:
     count, h, layers = started(keys, "depth")
     i = count.intermediate_size = keys.size("intermediate_size")
+    wired(keys, count, "num_heads", norm="rms", gated=True, **QWEN)
     merged = h * keys.size("spatial_merge_size") ** 2
     video_patches(keys, count, bias=False)
     count.linears(h, 3 * h, times=layers)
@@ -166,6 +195,7 @@ def qwen3_vl(keys: Keys, deepstack: bool = True) -> Count:
     """Learned positions, plain MLPs, and a merger for each layer whose output is handed on."""
     count, h, layers = started(keys, "depth")
     i = count.intermediate_size = keys.size("intermediate_size")
+    wired(keys, count, "num_heads", **QWEN)
     merged = h * keys.size("spatial_merge_size") ** 2
     video_patches(keys, count)
     count.vectors(h, keys.size("num_position_embeddings"))
@@ -188,6 +218,7 @@ def qwen3_5(keys: Keys) -> Count:
 def glm4v(keys: Keys) -> Count:
     count, h, layers = started(keys, "depth")
     out, wide, merge = keys.size("out_hidden_size"), keys.size("intermediate_size"), keys.size("spatial_merge_size")
+    wired(keys, count, "num_heads", norm="rms", gated=True, **QWEN)
     count.intermediate_size = out
     video_patches(keys, count)
     count.vectors(h, patches(keys))
@@ -208,7 +239,8 @@ def mllama(keys: Keys) -> Count:
     """Llama 3.2: tiles with learned positions of their own, plain and gated layers."""
     count, h, plain = started(keys)
     gated, i, tiles = keys.layers("num_global_layers", minimum=0), keys.size("intermediate_size"), keys.size("max_num_tiles")
-    layers = plain + gated
+    layers = count.num_layers = plain + gated
+    wired(keys, count, "attention_heads", kept_beside=2 * h * gated // layers)  # both gates of a gated layer
     ratios = len(keys.list("supported_aspect_ratios") or range(8)) + 1
     count.intermediate_size, count.tokens = i, tiles * (patches(keys) + 1)
     count.convolution(keys.size("num_channels"), h, side(keys, "patch_size"), side(keys, "patch_size"), bias=False)
@@ -228,7 +260,8 @@ def llama4(keys: Keys) -> Count:
     i, out = keys.size("intermediate_size"), keys.size("projector_output_dim")
     ratio = keys.number("pixel_shuffle_ratio", 0.5, minimum=0.01, maximum=1)
     n = patches(keys)
-    count.intermediate_size, count.tokens = i, int(n * ratio**2)
+    wired(keys, count, rotary=True, patches_per_token=1 / ratio**2)
+    count.intermediate_size, count.tokens = i, n
     count.linears(keys.size("num_channels") * side(keys, "patch_size") ** 2, h, bias=False)
     count.vectors(h, n + 2)
     count.vectors(4 * h, layers + 1)
@@ -244,6 +277,11 @@ def gemma4_vision(keys: Keys) -> Count:
     count, h, layers = started(keys)
     i, d, heads = keys.size("intermediate_size"), keys.size("head_dim"), keys.size("num_attention_heads")
     kv = keys.size("num_key_value_heads", otherwise=heads)
+    wired(
+        keys, count, activation="hidden_activation", norm="rms-fp32-weight", sandwich_norms=True, qk_norm=d, rotary=True, gated=True,
+        patches_per_token=keys.size("pooling_kernel_size", otherwise=3) ** 2, kept_beside=2 * kv * d,  # the values' norm, in float32
+    )  # fmt: skip
+    count.num_attention_heads, count.head_dim = heads, d
     count.intermediate_size = i
     count.linears(3 * keys.size("patch_size") ** 2, h, bias=False)
     count.vectors(2 * h, keys.size("position_embedding_size"))
