@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from memcore import operations as op
+from memcore.layers import Layers
 from memcore.tape import ACTIVATIONS, BASIS, CHECKPOINTS, GRADIENTS, INDEX, ONE, RECOMPUTED, TERMS, TOKENS, WORKING, Tape
 
 WIDE = TOKENS * 100
@@ -159,30 +160,47 @@ class TestCheckpointing:
         assert size(tape.live[RECOMPUTED]) == 0
         assert size(tape.live[CHECKPOINTS]) == 0
 
-    def test_recomputing_stops_at_the_last_tensor_that_is_needed(self, tape, x, layer):
-        # torch.utils.checkpoint's early stop: what follows the last saved tensor is not run again
-        out = tape.checkpoint(layer, op.scale(tape, x), reentrant=False)
-        tape.events.clear()
-        backward(tape, out)
-        early = max(size(e) for e in tape.events)
-        again = Tape(autocast=False)
-        y = again.leaf(WIDE, 2, requires_grad=True, storage=again.new(WIDE, 2).storage)
+    def test_recomputing_stops_at_the_last_tensor_that_is_needed(self, tape, x):
+        """torch.utils.checkpoint's early stop: what follows the last saved tensor is not run again."""
+        finished = []
 
         def run(x):
-            return op.scale(again, op.activation(again, op.activation(again, op.scale(again, x), "silu"), "silu"))
+            wide = op.cast(tape, op.activation(tape, x, "silu"), 8)  # saves nothing; 800 bytes
+            finished.append(wide.width)
+            return op.cast(tape, wide, 2)
 
-        out = again.checkpoint(run, op.scale(again, y), reentrant=True)
-        again.events.clear()
-        backward(again, out)
-        assert early <= max(size(e) for e in again.events)
+        out = tape.checkpoint(run, op.scale(tape, x), reentrant=False)
+        tape.events.clear()
+        backward(tape, out)
+        assert len(finished) == 1
+        # x, the checkpointed input, the result and its gradient, which becomes one of 800; made again, wide would be beside them
+        assert max(size(e) for e in tape.events) == 4 * 200 + 800
+
+    def test_it_stops_before_a_product_whose_inputs_are_the_last_that_are_needed(self, tape, x):
+        """autograd saves a product's inputs before it runs."""
+        weight = tape.leaf(ONE * 5000, 2, requires_grad=True, keeps=True)
+        finished = []
+
+        def run(x):
+            out = op.matmul(tape, op.scale(tape, x), weight, TOKENS * 500)
+            finished.append(out.width)
+            return out
+
+        out = tape.checkpoint(run, op.scale(tape, x), reentrant=False)
+        tape.events.clear()
+        backward(tape, out)
+        assert len(finished) == 1
+        # x, the checkpointed input, the product's input and its gradient; the result and its gradient, but not the result once more
+        assert max(float(e[:, BASIS.index("tokens")].sum()) for e in tape.events) == 4 * 200 + 2 * 1000
 
 
 def test_autocast_casts_a_weight_once_and_keeps_the_copy():
     tape = Tape(autocast=True)
-    weight = tape.leaf(ONE * 1000, 4, requires_grad=True, keeps=True)
-    copy = op.cast(tape, weight, 2, INDEX["weight_casts"])
-    tape.cast_cache["weight"] = copy
-    del copy
+    layers = Layers(model=None, flow=None, tape=tape)
+    weight = layers.parameter(ONE * 1000, 4, trains=True)
+    first, second = layers.weight(weight, "q_proj"), layers.weight(weight, "q_proj")
+    assert first is second
+    del first, second
     assert size(tape.live[INDEX["weight_casts"]]) == 2000
     tape.leave_autocast()
     assert size(tape.live[INDEX["weight_casts"]]) == 0
