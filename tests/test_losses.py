@@ -114,6 +114,15 @@ def test_a_tied_head_trains_with_the_embedding():
 
 @pytest.mark.parametrize("loss", ["full-logits", "triton", "fused-linear", "chunked"])
 @pytest.mark.parametrize("mode", list(MODES))
-def test_every_loss_in_every_mode_grows_with_the_tokens_and_leaves_a_gradient(mode, loss):
+def test_every_loss_in_every_mode_grows_with_the_tokens(mode, loss):
     small, large = (kept_by_head_and_loss(LLAMA, mode, loss=loss, sequence_length=s) for s in (LENGTH, 2 * LENGTH))
     assert np.isfinite(large) and large > small
+
+
+@pytest.mark.parametrize("loss", ["full-logits", "triton", "fused-linear", "chunked"])
+@pytest.mark.parametrize(("mode", "width"), [("full", 2), ("full-amp", 4), ("lora16", 0), ("qlora-amp", 0)])
+def test_every_loss_leaves_the_gradients_of_head_and_norm_where_they_train(mode, width, loss):
+    run = memcore.Scenario(model=LLAMA, **MODES[mode], loss=loss, micro_batch_size=BATCH, sequence_length=LENGTH)
+    flow = flow_of(run)
+    gradients = evaluate(head_segment(LLAMA, flow, model_width(flow), False, False).gradients, basis_of(run))
+    assert gradients.sum() == width * (V * H + H)  # a leaf's gradient has its dtype
