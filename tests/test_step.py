@@ -9,6 +9,7 @@ from random_runs import readable_models
 from test_layers import MODES, flow_of, kept_by_a_layer, letters, value
 
 import memcore
+from memcore import catalog
 from memcore.estimate import basis_of, evaluate
 from memcore.step import PHASES, compile_step, head_segment, layer_segment, model_width, pareto
 from memcore.tape import GRADIENTS, SIZE, TERMS
@@ -175,3 +176,16 @@ def test_the_backward_pass_leaves_a_gradient_for_every_parameter(name, request):
     if model.model_type in WITHOUT:
         request.applymarker(pytest.mark.xfail(strict=True, reason=WITHOUT[model.model_type]))
     assert gradients_made(model) == 2 * model.text_parameters
+
+
+def test_under_fsdp_each_layers_input_and_a_gradient_stay_to_the_end_of_the_backward_pass():
+    """FMS-203 and FMS-205: Mistral 7B with LoRA and reentrant checkpointing on two GPUs, 16,384 and 65,536 tokens each; allocated bytes."""
+    few, many = (catalog.measured_runs()[name] for name in ("FMS-203", "FMS-205"))
+    runs = [memcore.Scenario(**row.scenario) for row in (few, many)]
+    tokens = float(runs[1].tokens - runs[0].tokens)
+    measured = (many.measured_bytes - few.measured_bytes) / tokens
+    model = runs[0].model
+    hidden_states = 2 * model.hidden_size * len(model.layers)  # what the checkpoints alone are, 16 bits
+    assert measured == pytest.approx(3 * hidden_states, rel=0.002)
+    small, large = (memcore.estimate(run).allocated for run in runs)
+    assert (large - small) / tokens == pytest.approx(measured, rel=0.02)
