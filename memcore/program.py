@@ -213,7 +213,13 @@ def _share(vectors: np.ndarray) -> None:
 
 
 def _keep_two_inputs(checkpoints: np.ndarray, model: ModelArchitecture) -> None:
-    """With layer inputs in host memory a GPU holds the one at work and the one being fetched; in place."""
+    """With layer inputs in host memory a GPU holds two of them in the backward pass; in place.
+
+    The one at work and the one before, which torchtune's OffloadActivations frees only when the node after it has run
+    (pytorch/torchtune 05cda5e9dd03, training/_activation_offloading.py); transformers' torch.autograd.graph.save_on_cpu
+    (huggingface/transformers pull 48444) fetches one at a time. Read, not measured. Left out: up to five inputs that
+    torchtune's second stream still copies to the host in the forward pass (max_fwd_stash_size).
+    """
     checkpoints *= min(2 / len(model.layers), 1.0)
 
 
