@@ -18,7 +18,7 @@ from .layers import Flow
 from .ledger import TERM_INDEX, ParameterTensor, Storing
 from .scenario import FIELDS, NUMERIC, Scenario
 from .step import PHASES, WHOLE, Part, compile_step, pareto, tower_activations
-from .tape import BASIS, ONE
+from .tape import BASIS, ONE, SEVERAL
 from .tape import TERMS as STEP_TERMS
 
 N_TERMS = len(ledger.TERMS)
@@ -115,7 +115,7 @@ def _compile(masked: bool, accumulates: bool, dropout: bool, stage: int, in_flig
     widening = max(storing.precision.gradient_bytes / flow.weight_width, 1.0) if flow.trains_base else 1.0
     seen = tower_activations(model, flow) if run["towers"] == "trained" and part.first else None
     late = {} if accumulates else _late_gradients(model, parts, storing, flow, part, program.layer_gradients * widening)
-    gathered = _Gathered(parts, ledger.layer_tensors(model, storing), flow, sharding)
+    gathered = _Gathered(parts, ledger.layer_tensors(model, storing), flow, sharding, offloads)
     phases = {}
     for name, events in program.phases.items():
         full = np.zeros((len(events), N_TERMS, len(BASIS)))
@@ -253,11 +253,13 @@ class _Gathered:
     """Weights that are whole while they work: embedding and head from the first use to the end, and the layers at work.
 
     One layer at the first layer's backward pass, two at the last (the one at work and the one fetched ahead); in full
-    fine-tuning one. Measured on published FSDP runs. Of layers that differ, the largest.
+    fine-tuning one. Measured on published FSDP runs. Of layers that differ, the largest. One GPU has nothing to
+    gather (torch/distributed/fsdp: a world of one is not sharded), except from its host.
     """
 
-    def __init__(self, parts: tuple[ParameterTensor, ...], layers: list[tuple[ParameterTensor, ...]], flow: Flow, sharding: Sharding):
+    def __init__(self, parts: tuple[ParameterTensor, ...], layers: list[tuple[ParameterTensor, ...]], flow: Flow, sharding: Sharding, offloads: str):
         self.sharding = sharding
+        self.when = ONE if offloads == "weights" else SEVERAL
         width = flow.weight_width
         self.root = sum(p.elements * p.copies * (p.width if p.quantized else width) for p in parts if p.part in ("embedding", "head"))
         self.layer = max(sum(p.elements * p.copies * (ledger.packed_width(p) if p.quantized else width) for p in layer) for layer in layers)
@@ -267,7 +269,7 @@ class _Gathered:
         if not self.sharding.shards_weights:
             return ONE * 0.0
         layers = {"forward": 1, "backward_last_layer": self.ahead, "backward_first_layer": 1}.get(phase, 0)
-        return ONE * (self.root + layers * self.layer)
+        return self.when * (self.root + layers * self.layer)
 
 
 def _flow(run: dict, masked: bool, dropout: bool, sharding: Sharding) -> Flow:

@@ -23,7 +23,7 @@ KINDS = {
     "tokens": "For its own tokens",
 }
 """What becomes of a part when there are more GPUs: it shrinks, it stays, it stays because each has its own micro batch."""
-DIVIDED, WHOLE = ("1/n", "rank/n"), ("1", "rank")
+DIVIDED, WHOLE = ("1/n", "rank/n"), ("1", "1, n>1", "rank")
 USUAL_RAM = tuple(size * GiB for size in (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192))
 """Machines are sold with so much memory."""
 MOST_BARS = 12

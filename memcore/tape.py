@@ -32,6 +32,7 @@ BASIS = (
     "labels",  # bytes of the shifted labels
     "chunk",  # tokens whose logits a fused linear loss holds at once
     "image tokens",  # that images add, over the batch
+    "1, n>1",  # 1 where there is more than one GPU, else nothing
     "tokens, n>1",  # tokens where there is more than one GPU, else nothing
     "1/n",  # a constant divided among n GPUs
     "rank/n",
@@ -49,7 +50,7 @@ ONE, TOKENS, SCORES, SEQUENCE = (_unit(n) for n in ("1", "tokens", "tokens*s", "
 RANK, RANK_TOKENS = _unit("rank"), _unit("rank*tokens")
 FLASH_ROWS, EFFICIENT_ROWS = _unit("b*ceil128(s)"), _unit("b*ceil64(s)")
 SORT_ROWS, LABELS, CHUNK = _unit("sort"), _unit("labels"), _unit("chunk")
-SEVERAL_TOKENS, IMAGE_TOKENS = _unit("tokens, n>1"), _unit("image tokens")
+SEVERAL, SEVERAL_TOKENS, IMAGE_TOKENS = _unit("1, n>1"), _unit("tokens, n>1"), _unit("image tokens")
 SHARE, RANK_SHARE = _unit("1/n"), _unit("rank/n")
 
 TERMS = (
