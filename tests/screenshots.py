@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from conftest import CHROMIUM_ARGS, ROOT, SETTLE_MS, SETTLED, Server, chromium
 from playwright.sync_api import sync_playwright
+from serving import CHROMIUM_ARGS, ROOT, SETTLE_MS, SETTLED, Server, chromium
 
 PICTURE = ROOT / ".github" / "screenshot.png"
 PICTURE_QUERY = "?device=NVIDIA+H100+80GB+HBM3"

@@ -7,7 +7,7 @@ import stat
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import ROOT, SETTLED, Server
+from serving import ROOT, SETTLED, Server
 from test_browser import CUT_OFF, RUN, needs, wait_for_needs
 
 import memcore
