@@ -138,13 +138,14 @@ def every_run(frame: pd.DataFrame, unit: str = "GiB") -> pd.DataFrame:
 
 
 def sentence(run: Scenario) -> str:
-    """How well runs like this one were predicted, short enough to stand below a verdict: "4 similar measured runs: median error 0.1 %"."""
+    """How well runs like this one were predicted, short enough to stand below a verdict: "4 similar measured runs, each
+    by its own meter: median error 0.1 %"."""
     found = validation.similar(run)
     if not found.ids:
         return "No measured run is like this one: how close the estimate is cannot be said."
     if len(found.ids) == 1:
         return f"1 similar measured run: error {percent(found.median)}."
-    return f"{len(found.ids)} similar measured runs: median error {percent(found.median)}, worst {percent(found.worst)}."
+    return f"{len(found.ids)} similar measured runs, each by its own meter: median error {percent(found.median)}, worst {percent(found.worst)}."
 
 
 def signed_percent(share: float) -> str:

@@ -178,7 +178,8 @@ def cheapest_plan(run: Scenario, device: Device | str, most: int = MOST_CHANGES)
     """The cheapest set of at most three changes that makes the run fit: none where it fits already, None where no set does.
 
     Cheapest is what gives up least: sets are compared by the dearest thing given up (`GIVES_UP`), then by how much of it
-    (each halving of a length, rank or model, each doubling of GPUs), then by time, then by the number of changes.
+    (each halving of a length, rank or model, each doubling of GPUs), then by time, then
+    by whether the host's memory is needed, then by the number of changes.
     """
     device = _device(device)
     needs = float(estimate(run).device)
@@ -193,9 +194,19 @@ def cheapest_plan(run: Scenario, device: Device | str, most: int = MOST_CHANGES)
         for extent in sorted({_given(chosen, dearest) for chosen in sets}):
             fitting = [chosen for chosen in sets if _given(chosen, dearest) == extent and _fits(run, chosen, device, tried)]
             if fitting:
-                best = min(fitting, key=lambda chosen: (round(time_ratio(run, run.replace(**_merged(chosen)), device), 2), len(chosen)))
+                best = min(fitting, key=lambda chosen: _cost(run, run.replace(**_merged(chosen)), device, len(chosen)))
                 return _plan(run, best, device)
     return None
+
+
+def uses_host(run: Scenario) -> bool:
+    """Whether a run keeps something in the host's memory."""
+    return run.offload != "none" or run.activation_offload or catalog.shardings()[run.sharding].offloads
+
+
+def _cost(run: Scenario, changed: Scenario, device: Device, changes: int) -> tuple:
+    """What decides between sets that give up the same."""
+    return round(time_ratio(run, changed, device), 2), uses_host(changed), changes
 
 
 Offer = tuple[Kind, Changes, float]

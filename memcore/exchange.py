@@ -11,6 +11,7 @@ import pandas as pd
 from . import catalog, links
 from .architecture import ModelArchitecture
 from .configs import lora_fields_from_adapter_config, parse_json
+from .markup import escape
 from .scenario import FIELDS, SAVED_MODULES, Scenario
 from .trainers import TrainerFile, TrainerFileError, Unused, Used, read_trainer_file, trainers, write_trainer_file
 from .trainers.errors import show
@@ -105,7 +106,7 @@ def fields_set(found: Read, page: Scenario) -> pd.DataFrame:
                 "Field": field,
                 "Becomes": f"**{_value(there[field])}**" if changes else _value(there[field]),
                 "Now": _value(here[field]) if changes else "the same",
-                "Because of": ", ".join(keys) or "the trainer's default",
+                "Because of": escape(", ".join(keys)) or "the trainer's default",
                 "changes": changes,
             }
         )
@@ -116,7 +117,7 @@ def fields_set(found: Read, page: Scenario) -> pd.DataFrame:
 def not_used(file: TrainerFile) -> pd.DataFrame:
     """Keys that matter to memory, or may, and could not be followed; as the page prints them."""
     rows = [u for u in file.unused if u.reason != IGNORED]
-    return pd.DataFrame([{"Key": u.key, "Value": _value(u.value), "Why": u.reason} for u in rows])
+    return pd.DataFrame([{"Key": escape(u.key), "Value": _value(u.value), "Why": escape(u.reason)} for u in rows])
 
 
 def without_effect(file: TrainerFile) -> list[str]:
@@ -126,7 +127,7 @@ def without_effect(file: TrainerFile) -> list[str]:
 
 def assumed(file: TrainerFile) -> pd.DataFrame:
     """What the trainer does where the file says nothing, and where that is written; as the page prints it."""
-    return pd.DataFrame([{"Key": a.key, "Default": _value(a.value), "Source": _source(a.source)} for a in file.assumed])
+    return pd.DataFrame([{"Key": escape(a.key), "Default": _value(a.value), "Source": _source(a.source)} for a in file.assumed])
 
 
 def writable() -> dict[str, str]:
@@ -170,7 +171,7 @@ def _value(value: Any) -> str:
         text = "true" if value is True else "false" if value is False else "–" if value is None else f"{value:,}" if type(value) is int else str(value)
     if len(text) > SHOWN_LETTERS:
         text = show(text, SHOWN_LETTERS).strip("'\"")
-    return "".join(f"\\{c}" if c in "\\`*_{}[]<>$~|#&" else c for c in text)
+    return escape(text)
 
 
 def _source(source: str) -> str:

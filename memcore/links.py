@@ -31,6 +31,8 @@ MOST_MODULES = 64
 ELSEWHERE = ("unit", "view", "pin", "train_tokens", "utilisation", "gpu_price")
 """Controls outside the sidebar: what they say is not part of a run."""
 MOST_PINS = 4
+LARGEST_DROPOUT = math.nextafter(1.0, 0.0)
+LARGEST_PRICE = 1000.0
 LONGEST_PIN = 2000
 
 
@@ -123,7 +125,7 @@ def _controls() -> list[Control]:
     found += [_of_field(name, default) for name, default in defaults.items() if name not in taken]
     found.append(Control("train_tokens", "10M", _text))
     found.append(Control("utilisation", 50, _percent))
-    found.append(Control("gpu_price", 0.0, _number, _write_number))
+    found.append(Control("gpu_price", 0.0, _price, _write_number))
     found.append(Control("pin", (), _pins, list))
     found.append(Control("unit", "GiB", _one_of({"GiB": "GiB", "GB": "GB"})))
     found.append(Control("view", VIEWS[0], _one_of({name: name for name in VIEWS})))
@@ -231,9 +233,16 @@ def _write_number(value: float) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
+def _price(texts: list[str]) -> float:
+    value = _number(texts)
+    if not 0 <= value <= LARGEST_PRICE:
+        raise ValueError(f"must be a number from 0 to {LARGEST_PRICE:,.0f}")
+    return value
+
+
 def _share(texts: list[str]) -> float:
     value = _number(texts)
-    if not 0 <= value < 1:
+    if not 0 <= value <= LARGEST_DROPOUT:
         raise ValueError("must be a number from 0 up to, not including, 1")
     return value
 

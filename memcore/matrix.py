@@ -47,12 +47,14 @@ def _about(device: Device) -> dict[str, object]:
     }
 
 
-def summary(table: pd.DataFrame, method: str) -> tuple[int, int, str | None]:
-    """On how many devices a method fits at least tightly, of how many, and the name of the one with least memory; None where none."""
+def summary(table: pd.DataFrame, method: str) -> tuple[int, int, int, str | None]:
+    """On how many devices a method fits, on how many more tightly, of how many; and the name of the one with least memory on which
+    it fits, or tightly where it fits on none; None where there is none."""
     rows = table[table["method"] == method]
-    fitting = rows[rows["spare_bytes"] >= 0]
-    least = None if fitting.empty else str(fitting.loc[fitting["usable_bytes"].idxmin(), "device"])
-    return len(fitting), len(rows), least
+    fits, tight = rows[rows["verdict"] == "fits"], rows[rows["verdict"] == "tight"]
+    best = tight if fits.empty else fits
+    least = None if best.empty else str(best.loc[best["usable_bytes"].idxmin(), "device"])
+    return len(fits), len(tight), len(rows), least
 
 
 def smallest(run: Scenario) -> str | None:
@@ -147,5 +149,5 @@ def largest_cell(row: object, unit: str = "GiB") -> tuple[str, str]:
 
 def sentence(table: pd.DataFrame, run: Scenario, method: str) -> str:
     """On how many of these devices a method fits."""
-    fitting, of, _ = summary(table, method)
-    return f"{METHODS[method]} of {short_name(run.model)} fits on {fitting:,} of {of:,}"
+    fits, tight, of, _ = summary(table, method)
+    return f"{METHODS[method]} of {short_name(run.model)} fits on {fits:,} of {of:,}, tight on {tight:,}"

@@ -16,7 +16,7 @@ from .estimate import PHASE_LABELS, MemoryBreakdown, estimate
 from .links import CUSTOM, METHODS
 from .scenario import FIELDS, Scenario
 from .summary import GROUPS, verdict
-from .units import format_bytes, format_count, format_tokens, parse_count
+from .units import format_bytes, format_count, format_tokens, one_line, parse_count
 
 MOST = links.MOST_PINS
 BETWEEN = "|"
@@ -48,9 +48,18 @@ def can_pin(values: Mapping[str, Any]) -> bool:
     return values["model"] == CUSTOM or values["model"] in catalog.models()
 
 
+def readable(values: Mapping[str, Any]) -> bool:
+    """Whether a pin of these choices could be read back: a custom size or device may be none."""
+    try:
+        read(write("", values))
+    except ValueError:
+        return False
+    return True
+
+
 def clean(name: str) -> str:
     """A name that is one line of moderate length; never empty."""
-    return " ".join(name.replace(BETWEEN, " ").split())[:LONGEST_NAME].strip() or "Unnamed"
+    return one_line(name.replace(BETWEEN, " "), LONGEST_NAME).strip() or "Unnamed"
 
 
 def rename(text: str, name: str) -> str:
@@ -59,8 +68,11 @@ def rename(text: str, name: str) -> str:
 
 def read(text: str) -> Pinned:
     """The run of a pin; a ValueError says why there is none."""
-    name, _, query = text.partition(BETWEEN)
+    name, between, query = text.partition(BETWEEN)
+    if not between:
+        raise ValueError(f"a pin is a name, {BETWEEN} and the settings of a run")
     given, notices = links.read(parse_qs(query, keep_blank_values=True))
+    given = {key: value for key, value in given.items() if key not in links.ELSEWHERE}
     if notices:
         raise ValueError(notices[0])
     values = {key: control.default for key, control in links.controls().items() if key not in links.ELSEWHERE} | given

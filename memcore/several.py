@@ -205,11 +205,11 @@ def fewest_sentence(run: Scenario, device: Device) -> str:
     """How many such devices a run takes where one is not enough; empty where it is."""
     count = solver.fewest_gpus(run.replace(offload="none", sharding="fsdp" if run.sharding == "fsdp-offload" else run.sharding), device)
     if count is None:
-        return "This model: not on any number of this device"
+        return "This model would not fit on any number of this device"
     total = count * int(run.gpus_of_a_replica)
-    return f"This model: {total:,} of this device, sharded" if total > 1 else ""
+    return f"This model would fit on {total:,} of this device, sharded" if total > 1 else ""
 
 
 def _sharding(run: Scenario) -> str:
     """As `solver.fewest_gpus` divides."""
-    return run.sharding if run.sharding.startswith("fsdp") else "fsdp"
+    return run.sharding if catalog.shardings()[run.sharding].shards_weights else "fsdp"

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from . import catalog, configs, matrix, solver
-from .advice import Plan, Remedy, advise, cheapest_plan
+from .advice import Plan, Remedy, advise, cheapest_plan, uses_host
 from .catalog import Device
 from .estimate import estimate
 from .links import METHODS
@@ -99,7 +99,8 @@ def price(plan: Plan) -> str:
     time = describe_ratio(plan.time_ratio)
     dearest = max((remedy.gives_up for remedy in plan.remedies), key=GIVES_UP.index)
     if dearest == GIVES_UP[0]:
-        return "Gives up nothing, about as fast." if time == "about as fast" else f"Costs only time: {time}."
+        host = "; takes some of the PC's memory" if uses_host(plan.run) else ""
+        return f"Gives up nothing, about as fast{host}." if time == "about as fast" else f"Costs only time: {time}{host}."
     return f"Gives up {dearest}; {time}."
 
 
@@ -194,9 +195,11 @@ def furthest(run: Scenario, budget: float) -> str:
     )
     if not (length or batch):
         return f"{method} does not fit here: not with {own_batch} at any length, nor with {own_length} at any micro batch."
-    at_length = f"with {own_length} up to micro batch {batch:,}" if batch else f"not with {own_length}"
-    at_batch = f"with {own_batch} up to {length:,} tokens" if length else f"not with {own_batch}"
-    return f"{method} fits here {at_length}, and {at_batch}."
+    if not batch:
+        return f"{method} does not fit here with {own_length}, whatever the micro batch; with {own_batch} it fits up to {length:,} tokens."
+    if not length:
+        return f"{method} does not fit here with {own_batch}, however short the sequences; with {own_length} it fits up to micro batch {batch:,}."
+    return f"{method} fits here with {own_length} up to micro batch {batch:,}, and with {own_batch} up to {length:,} tokens."
 
 
 def shown_frontier(table: pd.DataFrame, own: int) -> pd.DataFrame:

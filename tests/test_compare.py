@@ -177,3 +177,20 @@ def test_resetting_keeps_the_pins(open_app):
     app = open_app(pin=[pins.write("kept", DEFAULTS)], method="full")
     next(b for b in app.button if b.label == "Reset").click().run()
     assert len(app.session_state["pin"]) == 1 and app.get_by_key("method").value == "qlora"
+
+
+def test_a_pin_changes_nothing_but_its_own_run():
+    """A pin in a stranger's link cannot bring pins, a view or a unit of its own."""
+    pin = pins.read("z|view=Accuracy&unit=GB&pin=evil%7C&micro_batch_size=2")
+    assert not set(pin.values) & set(links.ELSEWHERE) and pin.run.micro_batch_size == 2
+
+
+def test_a_pin_without_settings_is_none():
+    assert pins.read_all(["broken"])[1][0].startswith("broken could not be opened")
+
+
+def test_an_unusable_size_or_device_cannot_be_pinned():
+    values = {key: control.default for key, control in links.controls().items()}
+    assert pins.readable(values)
+    assert not pins.readable(values | {"model": links.CUSTOM, "custom_parameters": "0"})
+    assert not pins.readable(values | {"device": links.CUSTOM, "custom_memory": 0.0})

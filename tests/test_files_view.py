@@ -10,6 +10,7 @@ from test_dashboard import SCRIPT, needed_by, needs
 
 import memcore
 from memcore import exchange, links, solver, uploads
+from memcore.markup import escape
 from memcore.scenario import FIELDS
 from memcore.trainers import WRITABLE, TrainerFileError
 from memcore.units import format_bytes
@@ -61,15 +62,15 @@ def test_applying_a_file_puts_its_run_into_the_controls(view, path):
 def test_every_field_the_file_sets_says_which_key_did():
     found = exchange.read("base_model: Qwen/Qwen3-4B\nadapter: lora\nlora_r: 8\nsequence_len: 2048\nmicro_batch_size: 2", RUN.model)
     table = exchange.fields_set(found, RUN).set_index("Field")
-    assert table.loc["sequence_length", "Because of"] == "sequence_len" and table.loc["sequence_length", "Becomes"] == "**2,048**"
-    assert table.loc["sequence_length", "Now"] == "4,096" and table.loc["micro_batch_size", "Because of"] == "micro_batch_size"
+    assert table.loc["sequence_length", "Because of"] == escape("sequence_len") and table.loc["sequence_length", "Becomes"] == "**2,048**"
+    assert table.loc["sequence_length", "Now"] == "4,096" and table.loc["micro_batch_size", "Because of"] == escape("micro_batch_size")
     assert set(found.file.scenario_fields) <= set(table.index)
 
 
 def test_what_was_not_used_and_what_was_assumed_are_listed():
     found = exchange.read("base_model: Qwen/Qwen3-4B\nadapter: lora\nlora_r: 8\nwandb_project: x\nsequence_lenght: 10", RUN.model)
     left = exchange.not_used(found.file).set_index("Key")
-    assert "sequence_lenght" in left.index and "wandb_project" in exchange.without_effect(found.file)
+    assert escape("sequence_lenght") in left.index and "wandb_project" in exchange.without_effect(found.file)
     defaults = exchange.assumed(found.file)
     assert len(defaults) and defaults["Source"].str.len().min() > 5 and defaults["Source"].str.contains("https://").any()
 

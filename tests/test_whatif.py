@@ -7,7 +7,7 @@ from streamlit.testing.v1 import AppTest
 
 import memcore
 from memcore import catalog, figures_whatif, links, machine, presets, remedies, timing, whatif
-from memcore.pages.fields import escape
+from memcore.markup import escape
 from memcore.summary import by_method, verdict
 from memcore.units import format_bytes
 

@@ -6,9 +6,9 @@ import streamlit as st
 
 from memcore import accuracy, export, figures, figures_accuracy, validation
 from memcore.estimate import MemoryBreakdown
+from memcore.markup import escape
 
 from .controls import Request
-from .fields import escape
 
 
 def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:

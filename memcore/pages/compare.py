@@ -7,11 +7,11 @@ import streamlit as st
 from memcore import export, figures, figures_whatif, pins
 from memcore.estimate import MemoryBreakdown
 from memcore.links import METHODS
+from memcore.markup import escape, escaped
 from memcore.pins import Pinned
 from memcore.units import format_bytes
 
 from .controls import Request, set_controls
-from .fields import escape
 
 NOW = "On the page"
 
@@ -38,6 +38,8 @@ def pin_button(request: Request) -> None:
         why = "A model that is not in the catalog cannot be part of a link, so its run cannot be pinned."
     elif request.problem:
         why = "These choices do not go together."
+    elif not pins.readable(request.values):
+        why = "The custom model or device cannot be used as it is."
     st.button(
         f"Pin ({len(pinned())})" if pinned() else "Pin",
         icon=":material/keep:",
@@ -89,7 +91,7 @@ def show(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:
             help="Every term of every run, with its scenario and device.",
         )
     with st.container(key="differences"):
-        st.table(pins.differences(every, request.unit), hide_index=True, border="horizontal", alt="What differs between the runs, and what they need")
+        st.table(escaped(pins.differences(every, request.unit)), hide_index=True, border="horizontal", alt="What differs, and what each needs")
 
 
 def _empty(request: Request) -> None:
@@ -98,7 +100,7 @@ def _empty(request: Request) -> None:
         "**Pin** keeps the run on the page. Change something, pin again, and the runs stand side by side here: "
         "up to four, beside the one on the page. Pins are part of the link."
     )
-    if pins.can_pin(request.values) and not request.problem:
+    if pins.can_pin(request.values) and not request.problem and pins.readable(request.values):
         st.button(
             "Pin this run with each method",
             icon=":material/keep:",

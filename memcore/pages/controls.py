@@ -13,11 +13,11 @@ from memcore.architecture import ModelArchitecture
 from memcore.catalog import Device
 from memcore.estimate import MemoryBreakdown, estimate
 from memcore.links import METHODS, UPLOAD
+from memcore.markup import escape
 from memcore.scenario import FIELDS, QLORA_QUANTIZATION, Scenario, ScenarioError, choices
 from memcore.summary import by_method
 
 from . import fields, machine
-from .fields import escape
 
 LOG = logging.getLogger(__name__)
 STYLE = """<style>
@@ -81,7 +81,9 @@ def sidebar() -> Request:
     try:
         runs, problem = scenarios(model, chosen), ""
     except ScenarioError as error:
-        runs, problem = st.session_state.get("_good_runs") or scenarios(model, {}), str(error)
+        last = st.session_state.get("_good_runs")
+        instead = "the last run that could be estimated" if last else "this model with a stock run's settings"
+        runs, problem = last or scenarios(model, {}), f"{error}. Below is {instead}"
     st.session_state["_good_runs"] = runs
     return Request(run=runs[values["method"]], device=device, by_method=runs, unit=values["unit"], values=values, problem=problem)
 
@@ -137,7 +139,7 @@ def view(views: dict[str, Any]) -> str:
 def answer(request: Request) -> tuple[Request, dict[str, MemoryBreakdown]]:
     """The estimates of a request; where there is none, the reason and the last request that had one."""
     if request.problem:
-        st.error(f"{escape(request.problem)}. Below is the last run that could be estimated.", icon=":material/error:")
+        st.error(f"{escape(request.problem)}.", icon=":material/error:")
     try:
         breakdowns = {method: estimate(run) for method, run in request.by_method.items()}
     except Exception as error:  # at the edge of the page: whatever it is, the page stays

@@ -9,10 +9,10 @@ from memcore import catalog, export, figures, figures_whatif, matrix
 from memcore.catalog import Device
 from memcore.estimate import MemoryBreakdown
 from memcore.links import METHODS
+from memcore.markup import escape
 from memcore.units import format_bytes
 
 from .controls import Request, set_controls
-from .fields import escape
 
 FIT, LARGEST = "What fits", "Largest model"
 CLASSES = {
@@ -65,11 +65,11 @@ def _fit(request: Request, devices: list[Device]) -> None:
 
 
 def _card(request: Request, table: pd.DataFrame, method: str) -> None:
-    fitting, of, least = matrix.summary(table, method)
+    fits, tight, of, least = matrix.summary(table, method)
     elsewhere = least or matrix.smallest(request.by_method[method])
     needs = float(table.loc[table["method"] == method, "needs_bytes"].iloc[0])
     with st.container(border=True, height="stretch", width="stretch", gap="xsmall"):
-        st.markdown(f"**{METHODS[method]}** needs {format_bytes(needs, request.unit)}: fits on {fitting} of {of}")
+        st.markdown(f"**{METHODS[method]}** needs {format_bytes(needs, request.unit)}: fits on {fits} of {of}{f', tight on {tight}' if tight else ''}")
         if elsewhere:
             label = escape(catalog.devices()[elsewhere].label)
             st.button(

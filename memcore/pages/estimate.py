@@ -9,12 +9,12 @@ import streamlit as st
 from memcore import export, figures, solver, summary
 from memcore.estimate import MemoryBreakdown
 from memcore.links import METHODS
+from memcore.markup import escape
 from memcore.scenario import Scenario
 from memcore.units import format_bytes, format_count
 
 from . import accuracy, gpus, uploads, whatif
 from .controls import Request, set_controls
-from .fields import escape
 
 ICONS = {"fits": ":material/check_circle:", "tight": ":material/warning:", "does not fit": ":material/cancel:"}
 NEEDS_HELP = (
@@ -133,7 +133,7 @@ def what_would_fit(request: Request) -> None:
                         else "None has these target modules."
                     )
                 size = f"up to {format_count(found.parameters)}" if found.parameters else "none"
-                st.caption(f"Of any size, shaped like Llama: {size}", help=ANY_SIZE_HELP)
+                st.caption(f"A model shaped like Llama 3, of any size: {size}", help=ANY_SIZE_HELP)
                 gpus.fewest_caption(run, request.device)
 
 

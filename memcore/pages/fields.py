@@ -13,7 +13,8 @@ import streamlit as st
 from memcore import catalog, configs, links
 from memcore.architecture import ModelArchitecture
 from memcore.catalog import Device
-from memcore.links import CUSTOM, HUB, UPLOAD
+from memcore.links import CUSTOM, HUB, LARGEST_DROPOUT, UPLOAD
+from memcore.markup import escape
 from memcore.scenario import FIELDS, SAVED_MODULES, choices, explanations
 from memcore.units import format_bytes, format_count, parse_count
 
@@ -127,7 +128,7 @@ def _field(values: dict[str, Any], field: str, model: ModelArchitecture) -> None
     elif isinstance(at_first, int):
         size_slider(values, field)
     elif isinstance(at_first, float):
-        values[field] = st.number_input(_label(field), 0.0, 0.99, at_first, 0.05, key=field, bind=BIND, help=_help(field))
+        values[field] = st.number_input(_label(field), 0.0, LARGEST_DROPOUT, at_first, 0.05, key=field, bind=BIND, help=_help(field))
     else:
         choice(values, field, choices(field))
 
@@ -275,8 +276,3 @@ def unit() -> str:
 
 def notice(text: str) -> None:
     st.session_state.setdefault("_notices", []).append(text)
-
-
-def escape(text: str) -> str:
-    """Text that is nobody's markup."""
-    return "".join(f"\\{c}" if c in "\\`*_{}[]<>$~|#&" else c for c in text)

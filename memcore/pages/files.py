@@ -10,12 +10,12 @@ import streamlit as st
 from memcore import exchange, summary
 from memcore.configs import ConfigError
 from memcore.estimate import MemoryBreakdown, estimate
+from memcore.markup import escape
 from memcore.scenario import ScenarioError
 from memcore.trainers import TrainerFileError
 from memcore.trainers.text import MAX_CHARACTERS
 
 from .controls import Request, set_controls
-from .fields import escape
 
 EXAMPLE = """base_model: meta-llama/Llama-3.1-8B
 adapter: qlora

@@ -10,10 +10,10 @@ import streamlit as st
 from memcore import figures, figures_several, several, summary
 from memcore.catalog import Device
 from memcore.estimate import MemoryBreakdown
+from memcore.markup import escape
 from memcore.scenario import Scenario
 
 from .controls import Request
-from .fields import escape
 
 
 def show(request: Request, breakdown: MemoryBreakdown) -> None:

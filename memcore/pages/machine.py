@@ -6,10 +6,10 @@ import streamlit as st
 
 from memcore import links, machine
 from memcore.machine import Own
+from memcore.markup import escape
 from memcore.units import format_bytes
 
 from . import fields
-from .fields import escape
 
 SECONDS_KNOWN = 60
 """How long the free memory is taken to stay the same."""

@@ -6,9 +6,9 @@ import streamlit as st
 
 from memcore import figures, method, summary
 from memcore.estimate import MemoryBreakdown
+from memcore.markup import escape
 
 from .controls import Request
-from .fields import escape
 
 TABS = ("The formulas", "One step", "Good to know", "Out of memory?", "Words and sources")
 

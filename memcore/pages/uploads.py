@@ -10,6 +10,7 @@ from memcore import hub, links, remarks, uploads
 from memcore.architecture import ModelArchitecture
 from memcore.estimate import MemoryBreakdown
 from memcore.hub import HubError, HubModel
+from memcore.markup import escape
 from memcore.scenario import SAVED_MODULES
 
 from . import fields
@@ -36,7 +37,7 @@ def uploaded_model(values: dict[str, Any]) -> ModelArchitecture:
     )
     pasted = st.text_area("or paste it", key="config_text", height=80, max_chars=LONGEST_PASTE, on_change=_set_adapters)
     found = _read()
-    said = [fields.escape(problem) for problem in found.problems]
+    said = [escape(problem) for problem in found.problems]
     if found.model is None:
         given = st.session_state.get("config_file") or (pasted or "").strip()
         if not given or found.lora and not said:
@@ -123,10 +124,10 @@ def _forget() -> None:
 
 def _compared(model: ModelArchitecture, checkpoint: uploads.Checkpoint) -> None:
     icon = ":material/done_all:" if checkpoint.agrees else ":material/difference:"
-    st.caption(f"{icon} {fields.escape(uploads.compared(model, checkpoint, fields.unit()))}")
+    st.caption(f"{icon} {escape(uploads.compared(model, checkpoint, fields.unit()))}")
 
 
 def beside_the_verdict(request: Any, breakdown: MemoryBreakdown) -> None:
     """What is not certain about the model, and what its encoders weigh."""
     for sentence in remarks.about_model(breakdown, request.unit):
-        st.caption(f":material/info: {fields.escape(sentence)}")
+        st.caption(f":material/info: {escape(sentence)}")

@@ -14,13 +14,13 @@ from memcore import cautions, export, figures, figures_whatif, links, whatif
 from memcore.advice import Remedy
 from memcore.catalog import Device
 from memcore.estimate import MemoryBreakdown
+from memcore.markup import escape
 from memcore.scenario import Scenario
 from memcore.summary import verdict
 from memcore.units import format_bytes, parse_count
 
 from . import fields
 from .controls import Request, set_controls
-from .fields import escape
 
 WARNING = """<details class="warning"><summary><b aria-hidden="true">⚠</b> {text}</summary>
 <a href="{source}" target="_blank" rel="noopener">{source}</a></details>"""
@@ -139,6 +139,7 @@ def how_far(request: Request, breakdown: MemoryBreakdown) -> None:
                 default="sequence_length",
                 key="axis",
                 required=True,
+                persist_state="session",
                 format_func=whatif.SHORT_AXES.get,
                 label_visibility="collapsed",
             )
@@ -205,7 +206,7 @@ def time_and_cost(request: Request) -> None:
             price = st.number_input(
                 "Price of a GPU hour",
                 0.0,
-                1000.0,
+                links.LARGEST_PRICE,
                 fields.default("gpu_price"),
                 0.1,
                 key="gpu_price",
@@ -216,6 +217,9 @@ def time_and_cost(request: Request) -> None:
             tokens = parse_count(text)
         except ValueError as error:
             st.error(escape(str(error)), icon=":material/error:")
+            return
+        if not tokens:
+            st.error("Tokens in all (0): at least one is needed.", icon=":material/error:")
             return
         table = whatif.durations(request.by_method, tokens, request.device, percent / 100, price)
         st.table(whatif.shown_durations(table), hide_index=True, border="horizontal", alt="Estimated hours and cost by method")
