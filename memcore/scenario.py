@@ -330,7 +330,13 @@ def _check_fields(names: dict[str, Any]) -> None:
             raise ScenarioError(f"a Scenario has no field {name!r}{_hint(name, FIELDS)}; its fields are {', '.join(FIELDS)}")
 
 
+ALSO_CALLED = {"zero3": "fsdp", "ddp": "none", "flash_attention_2": "flash-attn"}
+"""What others call a value."""
+
+
 def _hint(value: object, known: tuple[str, ...]) -> str:
+    if isinstance(value, str) and ALSO_CALLED.get(value) in known:
+        return f"; did you mean {ALSO_CALLED[value]}?"
     close = get_close_matches(str(value), known, 3, 0.5)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 

@@ -253,3 +253,8 @@ def test_the_measured_runs_use_only_known_values(name):
 def test_ways_of_dividing_that_cannot_be_are_refused_with_the_remedy(run, fields, message):
     with pytest.raises(ScenarioError, match=message):
         run.replace(**fields)
+
+
+def test_what_others_call_a_value_is_named_by_ours():
+    with pytest.raises(memcore.ScenarioError, match="did you mean fsdp"):
+        Scenario(model=LLAMA, sharding="zero3")

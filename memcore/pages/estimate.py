@@ -172,6 +172,7 @@ def every_number(request: Request, breakdown: MemoryBreakdown) -> None:
             border="horizontal",
             alt="Every term at the peak with its bytes, share, formula and source",
         )
+    st.caption(f"Together {format_bytes(float(breakdown.device), request.unit)}, what the card must provide.")
 
 
 def published(request: Request, breakdowns: dict[str, MemoryBreakdown]) -> None:

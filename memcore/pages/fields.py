@@ -45,16 +45,17 @@ LABELS = {
     "lora_target_modules": "Target modules (none chosen: all linear)",
     "modules_to_save": "Trained in full beside the adapters",
     "attention": "Attention kernel",
+    "towers": "Vision and audio encoders",
     "prepare_kbit": "k-bit preparation",
-    "data_parallel_size": "GPUs, each with its own micro batch",
+    "data_parallel_size": "GPUs (data parallel)",
     "sharding": "Sharding over those GPUs",
     "gpus_per_node": "GPUs per machine",
     "offload": "Offload to host memory",
-    "activation_offload": "Offload kept layer inputs",
-    "tensor_parallel_size": "GPUs that divide every layer",
-    "sequence_parallel": "Divide tokens between products",
-    "pipeline_parallel_size": "GPUs that hold consecutive layers",
-    "context_parallel_size": "GPUs that divide every sequence",
+    "activation_offload": "Offload layer inputs (checkpoints)",
+    "tensor_parallel_size": "Tensor parallel GPUs",
+    "sequence_parallel": "Sequence parallel",
+    "pipeline_parallel_size": "Pipeline stages",
+    "context_parallel_size": "Context parallel GPUs",
 }
 """Names of controls that their field does not give."""
 
@@ -187,7 +188,7 @@ def model_field(values: dict[str, Any]) -> ModelArchitecture:
         index=names.index(links.DEFAULT_MODEL),
         key="model",
         bind=BIND,
-        help="Type any part of a name. Custom… takes a number of parameters, config.json… a file, Hub id… any model's name there.",
+        help="Type any part of a name as spelled: llama-3.1-8b. Custom… takes a number of parameters, config.json… a file, Hub id… any model there.",
     )
     model = _last_good(
         "model",
