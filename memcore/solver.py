@@ -56,7 +56,7 @@ def largest(run: Scenario, field: str, budget: Numeric) -> int | np.ndarray:
     """
     if field not in FIELDS:
         raise ScenarioError(f"field ({field!r}) must be one of {', '.join(FIELDS)}")
-    budget = np.asarray(budget, dtype=np.float64)
+    budget = _bytes(budget)
     shape = np.broadcast_shapes(budget.shape, *(np.shape(getattr(run, name)) for name in NUMERIC if name != field))
 
     def fit(sizes: np.ndarray) -> np.ndarray:
@@ -71,6 +71,14 @@ def largest(run: Scenario, field: str, budget: Numeric) -> int | np.ndarray:
         between_low, between_high = _around_last_fit(sizes, fit(sizes), high)
         low, high = np.maximum(low, between_low), between_high
     return low.astype(np.int64) if shape else int(low)
+
+
+def _bytes(budget: Numeric) -> np.ndarray:
+    """A budget, or several, as numbers that can be compared with."""
+    given = np.asarray(budget)
+    if given.dtype.kind not in "iuf" or not (given >= 0).all():
+        raise ScenarioError(f"budget ({budget!r}) must be a number of bytes, 0 or more")
+    return given.astype(np.float64)
 
 
 def _around_last_fit(sizes: np.ndarray, fit: np.ndarray, end: Numeric) -> tuple[np.ndarray, np.ndarray]:
@@ -112,6 +120,7 @@ def largest_model(run: Scenario, budget: float) -> LargestModel:
     Of models of equal size, the one listed first. With named `lora_target_modules` only models that have all of them are
     considered.
     """
+    budget = float(_bytes(budget))
     models, bounds = bounded(run)
     for i in np.flatnonzero(bounds <= budget):
         needs = float(estimate(run.replace(model=models[i])).device)

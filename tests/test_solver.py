@@ -199,3 +199,12 @@ def test_the_bounds_of_all_models_at_once_are_those_of_each(changes):
     assert len(models) > 100 and list(models) == sorted(models, key=lambda model: -model.parameters)
     for model, bound in zip(models, bounds, strict=True):
         assert bound == pytest.approx(solver.at_least(run.replace(model=model)), rel=1e-12)
+
+
+@pytest.mark.parametrize("budget", [float("nan"), -1, None, "24", True])
+def test_a_budget_is_a_number_of_bytes(budget):
+    run = memcore.Scenario(model=LLAMA)
+    with pytest.raises(memcore.ScenarioError, match="budget .* must be a number of bytes"):
+        memcore.largest(run, "micro_batch_size", budget)
+    with pytest.raises(memcore.ScenarioError, match="budget"):
+        memcore.largest_model(run, budget)
