@@ -321,3 +321,17 @@ class TestUpload:
     def test_its_name_is_not_markup(self, upload):
         app = upload(json.dumps(self.CONFIG | {"_name_or_path": "![x](http://elsewhere.example/x.png) $a$ :red[b] <b>"}).encode())
         assert escape("$a$ :red[b] <b>") in verdict(app) and "\\$a" in verdict(app)
+
+
+@pytest.mark.parametrize(
+    ("fields", "idle"),
+    [
+        ({}, {"pipeline stage", "hsdp", "has none"}),
+        ({"pipeline_parallel_size": "2"}, {"hsdp", "has none"}),
+        ({"data_parallel_size": "8", "sharding": "hsdp"}, {"pipeline stage", "has none"}),
+        ({"model": "google/gemma-3-4b-pt"}, {"pipeline stage", "hsdp"}),
+    ],
+)
+def test_a_control_without_effect_says_so(open_app, fields, idle):
+    said = [c.value for c in open_app(**fields).caption if c.value.startswith("No effect")]
+    assert len(said) == len(idle) and all(any(part in s for s in said) for part in idle)

@@ -132,6 +132,24 @@ def _field(values: dict[str, Any], field: str, model: ModelArchitecture) -> None
         values[field] = st.number_input(_label(field), 0.0, LARGEST_DROPOUT, at_first, 0.05, key=field, bind=BIND, help=_help(field))
     else:
         choice(values, field, choices(field))
+    if (why := IDLE.get(field)) and (said := why(model)):
+        st.caption(said)
+
+
+def _now(field: str) -> Any:
+    return st.session_state.get(field, default(field))
+
+
+def _nodes_matter() -> bool:
+    return _now("sharding") in ("hsdp", "fsdp-offload") or _now("offload") != "none" or _now("activation_offload")
+
+
+IDLE: dict[str, Callable[[ModelArchitecture], str]] = {
+    "pipeline_schedule": lambda model: "" if _now("pipeline_parallel_size") > 1 else "No effect with one pipeline stage.",
+    "gpus_per_node": lambda model: "" if _nodes_matter() else "No effect without hybrid sharding (hsdp) or offload.",
+    "towers": lambda model: "" if model.towers else "No effect: this model has none.",
+}
+"""Controls that change nothing as the others stand, and what to say of that."""
 
 
 MODULES = {"lora_target_modules": lambda model: model.lora_targets, "modules_to_save": lambda model: SAVED_MODULES}
