@@ -119,3 +119,12 @@ def test_the_catalogs_models_are_told_apart_by_their_shapes(method):
     for m in list(readable_models())[::7]:
         c = compile_run(memcore.Scenario(model=m, method=method), False, False, False)
         assert seen.setdefault(id(c), m) == m
+
+
+def test_mlx_unpacks_nothing():
+    """MLX multiplies packed weights (mx.quantized_matmul); bitsandbytes makes a 16-bit matrix first, the head's not among them."""
+    run = memcore.Scenario(model=LLAMA, method="qlora", loss="fused-linear", micro_batch_size=1, sequence_length=128)
+    most = {
+        q: max(terms["dequantized"] for terms in memcore.estimate(run.replace(quantization=q)).phases.values()) for q in ("mlx-4bit", "nf4")
+    }
+    assert most == {"mlx-4bit": 0, "nf4": 2 * 4096 * 14336}
