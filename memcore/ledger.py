@@ -262,7 +262,7 @@ def _tensors(model: ModelArchitecture, s: Storing) -> Iterator[ParameterTensor]:
         width = s.quantization.bytes_per_weight if s.quantization.quantizes_embedding else outer
         yield ParameterTensor(table.parameters, table.num_embeddings, 1, width, trains, "weights", part="embedding")
     if s.holds_head and model.final_norm is not None:
-        yield from _module(model, model.final_norm, 1, s)
+        yield from (replace(p, in_layer=False) for p in _module(model, model.final_norm, 1, s))
     if s.holds_head and not (model.tie_word_embeddings and s.holds_embedding):
         if s.quantizes_head and s.quantization.family != "none":
             yield _quantized(head, 1, s, "head")

@@ -128,3 +128,8 @@ def test_mlx_unpacks_nothing():
         q: max(terms["dequantized"] for terms in memcore.estimate(run.replace(quantization=q)).phases.values()) for q in ("mlx-4bit", "nf4")
     }
     assert most == {"mlx-4bit": 0, "nf4": 2 * 4096 * 14336}
+
+
+def test_after_the_backward_pass_every_parameter_has_one_gradient():
+    phases = memcore.estimate(memcore.Scenario(model=LLAMA, method="full")).phases
+    assert phases["backward_embedding"]["gradients"] == phases["optimizer_step"]["gradients"] == 2 * 8_030_261_248  # published total

@@ -183,8 +183,7 @@ class TestLess:
     def test_accumulating_never_needs_less_with_float32_gradients(self):
         run = memcore.Scenario(model="meta-llama/Llama-3.2-1B", method="full", precision="bf16-master-fp32-grads", prepare_kbit="all-fp32")
         run = run.replace(gradient_checkpointing="none", micro_batch_size=1, sequence_length=64, optimizer="sgd")
-        once = estimate(run).allocated * (1 - 1e-6)  # 8 KB of 14 GB: when a gradient is widened
-        assert estimate(run.replace(gradient_accumulation_steps=4)).allocated >= once
+        assert estimate(run.replace(gradient_accumulation_steps=4)).allocated >= estimate(run).allocated
 
     @given(runs(method="lora"))
     @some
