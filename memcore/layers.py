@@ -408,7 +408,7 @@ class Layers:
         k, v = op.repeat_heads(tape, k, wide), op.repeat_heads(tape, v, wide)
         q, k = op.scale(tape, q), op.scale(tape, k)
         scores = op._batched(tape, q, k, op.SCORES * heads, op.SCORES_TERM)
-        scores = op.shift_scores(tape, scores)
+        scores = op.shift(tape, scores, op.SCORES_TERM)
         weights = op._unary(tape, scores, (None,), term=op.SCORES_TERM)
         del scores
         return op._batched(tape, weights, v, wide, op.WORKING)

@@ -14,22 +14,31 @@ from .units import BYTE, FLOAT32, HALF, INT64
 SCORES_TERM, LOGITS_TERM = INDEX["attention_scores"], INDEX["logits"]
 
 
-def _unary(
-    tape: Tape, x: Tensor, saves: tuple, *, width: int | None = None, elements=None, term: int = WORKING, scratch: int = 0
-) -> Tensor:
-    """One input, one output; its gradient is one new tensor, after `scratch` temporaries of the same size."""
-    out = tape.new(x.elements if elements is None else elements, width or x.width, term)
-    tape.note()
-    shape, grad_width = x.elements, x.width
+def _one_new(elements, width: int, term: int = WORKING, scratch: int = 0):
+    """A backward pass that makes one gradient, after `scratch` temporaries of the same size."""
 
     def backward(tape, grads):
-        temporaries = [tape.new(shape, grad_width, term) for _ in range(scratch)]
-        grad = tape.new(shape, grad_width, term)
+        temporaries = [tape.new(elements, width, term) for _ in range(scratch)]
+        grad = tape.new(elements, width, term)
         tape.note()
         del temporaries
         return [grad]
 
-    tape.node((x,), (out,), tuple(out if s is None else s for s in saves), backward)
+    return backward
+
+
+def _passed_on(tape: Tape, grads: list) -> list:
+    """A backward pass that hands the gradient on as it is."""
+    return [grads[0]]
+
+
+def _unary(
+    tape: Tape, x: Tensor, saves: tuple, *, width: int | None = None, elements=None, term: int = WORKING, scratch: int = 0
+) -> Tensor:
+    """One input, one output, one new gradient; `saves`: what is kept, None for the output itself."""
+    out = tape.new(x.elements if elements is None else elements, width or x.width, term)
+    tape.note()
+    tape.node((x,), (out,), tuple(out if s is None else s for s in saves), _one_new(x.elements, x.width, term, scratch))
     return out
 
 
@@ -38,11 +47,11 @@ def cast(tape: Tape, x: Tensor, width: int, term: int = WORKING) -> Tensor:
     return x if x.width == width else _unary(tape, x, (), width=width, term=term)
 
 
-def clone(tape: Tape, x: Tensor) -> Tensor:
+def clone(tape: Tape, x: Tensor, term: int = WORKING) -> Tensor:
     """A copy whose gradient is passed on as it is."""
-    out = tape.new(x.elements, x.width)
+    out = tape.new(x.elements, x.width, term)
     tape.note()
-    tape.node((x,), (out,), (), lambda tape, grads: [grads[0]])
+    tape.node((x,), (out,), (), _passed_on)
     return out
 
 
@@ -62,8 +71,10 @@ def _clamp(tape: Tape, x: Tensor) -> Tensor:
 
 
 def activation(tape: Tape, x: Tensor, name: str) -> Tensor:
-    """silu, gelu and relu keep one tensor; gelu_new and relu2 are several operations in Python."""
-    if name in ("gelu_new", "gelu_fast", "quick_gelu"):
+    """silu, gelu and relu keep one tensor; quick_gelu, gelu_new and relu2 are several operations in Python."""
+    if name == "quick_gelu":
+        return multiply(tape, x, _unary(tape, scale(tape, x), (None,)))
+    if name in ("gelu_new", "gelu_fast"):
         cube = power(tape, x)
         inner = add(tape, x, scale(tape, cube))
         del cube
@@ -90,9 +101,9 @@ def scale(tape: Tape, x: Tensor, term: int = WORKING) -> Tensor:
     return _unary(tape, x, (), term=term)
 
 
-def shift(tape: Tape, x: Tensor) -> Tensor:
-    """Plus a Python number: the gradient passes through."""
-    return clone(tape, x)
+def shift(tape: Tape, x: Tensor, term: int = WORKING) -> Tensor:
+    """Plus a number, or the mask: the gradient passes through."""
+    return clone(tape, x, term)
 
 
 def tanh_cap(tape: Tape, x: Tensor, term: int) -> Tensor:
@@ -131,17 +142,7 @@ def multiply(tape: Tape, a: Tensor, b: Tensor, term: int = WORKING) -> Tensor:
 
 def dropout(tape: Tape, x: Tensor, term: int = WORKING) -> Tensor:
     """native_dropout: a one-byte mask is kept."""
-    out, mask = tape.new(x.elements, x.width, term), tape.new(x.elements, BYTE, term)
-    tape.note()
-    shape, width = x.elements, x.width
-
-    def backward(tape, grads):
-        grad = tape.new(shape, width, term)
-        tape.note()
-        return [grad]
-
-    tape.node((x,), (out,), (mask,), backward)
-    return out
+    return _unary(tape, x, (tape.new(x.elements, BYTE, term),), term=term)
 
 
 def view(tape: Tape, x: Tensor, elements=None) -> Tensor:
@@ -159,28 +160,14 @@ def view(tape: Tape, x: Tensor, elements=None) -> Tensor:
 def split(tape: Tape, x: Tensor, parts: list) -> list[Tensor]:
     """chunk or split: views whose gradients are concatenated into one new tensor."""
     outs = [Tensor(x.storage, p, x.width, view=True) for p in parts]
-    shape, width = x.elements, x.width
-
-    def backward(tape, grads):
-        grad = tape.new(shape, width)
-        tape.note()
-        return [grad]
-
-    tape.node((x,), tuple(outs), (), backward)
+    tape.node((x,), tuple(outs), (), _one_new(x.elements, x.width))
     return outs
 
 
 def narrow(tape: Tape, x: Tensor, elements, term: int = WORKING) -> Tensor:
     """x[..., a:b]: a view; its gradient is a zero-filled tensor of x's whole size."""
     out = Tensor(x.storage, elements, x.width, view=True)
-    shape, width = x.elements, x.width
-
-    def backward(tape, grads):
-        grad = tape.new(shape, width, term)
-        tape.note()
-        return [grad]
-
-    tape.node((x,), (out,), (), backward)
+    tape.node((x,), (out,), (), _one_new(x.elements, x.width, term))
     return out
 
 
@@ -231,7 +218,7 @@ def merged_weight(tape: Tape, a: Tensor, b: Tensor, elements, width: int) -> Ten
     product = matmul(tape, a, b, elements)
     out = tape.new(elements, width)
     tape.note()
-    tape.node((product,), (out,), (), lambda tape, grads: [grads[0]])
+    tape.node((product,), (out,), (), _passed_on)
     return out
 
 
@@ -287,48 +274,19 @@ def fused_product(tape: Tape, x: Tensor, weights: tuple[Tensor, ...], out_elemen
 
 def scatter(tape: Tape, x: Tensor, elements) -> Tensor:
     """index_copy into zeros: keeps its source."""
-    out = tape.new(elements, x.width)
-    tape.note()
-    shape, width = x.elements, x.width
-
-    def backward(tape, grads):
-        grad = tape.new(shape, width)
-        tape.note()
-        return [grad]
-
-    tape.node((x,), (out,), (x,), backward)
-    return out
+    return _unary(tape, x, (x,), elements=elements)
 
 
 def all_gather(tape: Tape, x: Tensor, parts: int) -> Tensor:
     """The whole sequence from every GPU's part; a product that saves it keeps the part and gathers again (Megatron-LM)."""
-    out = tape.new(x.elements * parts, x.width)
-    tape.note()
-    shape, width = x.elements, x.width
-
-    def backward(tape, grads):
-        grad = tape.new(shape, width)
-        tape.note()
-        return [grad]
-
-    tape.node((x,), (out,), (), backward)
+    out = _unary(tape, x, (), elements=x.elements * parts)
     out.keeps = x.storage
     return out
 
 
 def reduce_scatter(tape: Tape, x: Tensor, parts: int) -> Tensor:
     """A GPU's part of the sequence of the sum over GPUs; its gradient is gathered."""
-    out = tape.new(x.elements / parts, x.width)
-    tape.note()
-    shape, width = x.elements, x.width
-
-    def backward(tape, grads):
-        grad = tape.new(shape, width)
-        tape.note()
-        return [grad]
-
-    tape.node((x,), (out,), (), backward)
-    return out
+    return _unary(tape, x, (), elements=x.elements / parts)
 
 
 def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows, *, fp32_weight: bool, one_plus: bool) -> Tensor:
@@ -359,14 +317,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, rows, *, fp32_weight:
 def _float_weight(tape: Tape, weight: Tensor) -> Tensor:
     """1 + weight.float(), a float32 vector that is kept while the product needs it."""
     out = tape.new(weight.elements, FLOAT32)
-    shape = weight.elements
-
-    def backward(tape, grads):
-        grad = tape.new(shape, FLOAT32)
-        tape.note()
-        return [grad]
-
-    tape.node((weight,), (out,), (), backward)
+    tape.node((weight,), (out,), (), _one_new(weight.elements, FLOAT32))
     return out
 
 
@@ -492,7 +443,7 @@ def eager_attention(
     weights = scale(tape, _batched(tape, q, k, scores, SCORES_TERM), SCORES_TERM)
     if softcap:
         weights = tanh_cap(tape, weights, SCORES_TERM)
-    weights = shift_scores(tape, weights)
+    weights = shift(tape, weights, SCORES_TERM)
     if float32_softmax or tape.autocast:
         weights = cast(tape, weights, FLOAT32, SCORES_TERM)
     weights = _unary(tape, weights, (None,), term=SCORES_TERM)
@@ -508,7 +459,7 @@ def sink_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *,
     """gpt-oss: a learned sink is one more column of the scores; softmax in q's dtype, its result kept once, the maxima's indices too."""
     scores, wide = SCORES * heads, SCORES * heads + TOKENS * heads
     weights = scale(tape, _batched(tape, q, k, scores, SCORES_TERM), SCORES_TERM)
-    weights = shift_scores(tape, weights)
+    weights = shift(tape, weights, SCORES_TERM)
     combined = _unary(tape, weights, (), elements=wide, term=SCORES_TERM)
     del weights
     indices = tape.new(TOKENS * heads, INT64)
@@ -519,14 +470,6 @@ def sink_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, out_elements, *,
     out = _batched(tape, narrow(tape, probabilities, scores, SCORES_TERM), v, out_elements, WORKING)
     del probabilities
     return clone(tape, out)
-
-
-def shift_scores(tape: Tape, x: Tensor) -> Tensor:
-    """Scores plus the mask."""
-    out = tape.new(x.elements, x.width, SCORES_TERM)
-    tape.note()
-    tape.node((x,), (out,), (), lambda tape, grads: [grads[0]])
-    return out
 
 
 def _batched(tape: Tape, a: Tensor, b: Tensor, out_elements, term: int) -> Tensor:
@@ -546,106 +489,45 @@ def _batched(tape: Tape, a: Tensor, b: Tensor, out_elements, term: int) -> Tenso
 
 def top_k(tape: Tape, x: Tensor, elements) -> tuple[Tensor, Tensor]:
     """The largest of each row and their indices, which are kept; the gradient fills a zeroed tensor of x's size."""
-    values, indices = tape.new(elements, x.width), tape.new(elements, INT64)
-    tape.note()
-    shape, width = x.elements, x.width
-
-    def backward(tape, grads):
-        grad = tape.new(shape, width)
-        tape.note()
-        return [grad]
-
-    tape.node((x,), (values,), (indices,), backward)
-    return values, indices
+    indices = tape.new(elements, INT64)
+    return _unary(tape, x, (indices,), elements=elements), indices
 
 
 def normalise(tape: Tape, x: Tensor) -> Tensor:
     """x / x.sum(-1): both are kept, one number a token beside the values."""
-    total = tape.new(TOKENS, x.width)
-    out = tape.new(x.elements, x.width)
-    tape.note()
-    shape, width = x.elements, x.width
-
-    def backward(tape, grads):
-        grad = tape.new(shape, width)
-        tape.note()
-        return [grad]
-
-    tape.node((x,), (out,), (out, total), backward)
-    return out
+    return _unary(tape, x, (None, tape.new(TOKENS, x.width)))
 
 
 def add_rows(tape: Tape, x: Tensor, rows) -> Tensor:
     """A bias of its own for each row, picked by index: the index is kept."""
     index, out = tape.new(rows, INT64), tape.new(x.elements, x.width)
     tape.note()
-    tape.node((x,), (out,), (index,), lambda tape, grads: [grads[0]])
+    tape.node((x,), (out,), (index,), _passed_on)
     return out
 
 
 def gather(tape: Tape, x: Tensor, elements, index: Tensor) -> Tensor:
     """x[index]: the index is kept; backward zero-fills a tensor of x's size and puts the gradient into a second one."""
-    out = tape.new(elements, x.width)
-    tape.note()
-    shape, width = x.elements, x.width
-
-    def backward(tape, grads):
-        zeros = tape.new(shape, width)
-        grad = tape.new(shape, width)
-        tape.note()
-        del zeros
-        return [grad]
-
-    tape.node((x,), (out,), (index,), backward)
-    return out
+    return _unary(tape, x, (index,), elements=elements, scratch=1)
 
 
 def repeat_heads(tape: Tape, x: Tensor, elements) -> Tensor:
     """repeat_kv: keys or values copied to the number of query heads; the gradient is summed back."""
-    out = tape.new(elements, x.width)
-    tape.note()
-    small, width = x.elements, x.width
-
-    def backward(tape, grads):
-        grad = tape.new(small, width)
-        tape.note()
-        return [grad]
-
-    tape.node((x,), (out,), (), backward)
-    return out
+    return _unary(tape, x, (), elements=elements)
 
 
 def shifted_logits(tape: Tape, logits: Tensor) -> Tensor:
     """logits[..., :-1, :].contiguous(): a copy; its gradient fills a zeroed tensor of the logits' size."""
-    out = tape.new(logits.elements, logits.width, LOGITS_TERM)
-    tape.note()
-    shape, width = logits.elements, logits.width
-
-    def backward(tape, grads):
-        grad = tape.new(shape, width, LOGITS_TERM)
-        tape.note()
-        return [grad]
-
-    tape.node((logits,), (out,), (), backward)
-    return out
+    return _unary(tape, logits, (), term=LOGITS_TERM)
 
 
 def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     """log_softmax keeps its result; backward: the gradient of the loss and of log_softmax. float32 under autocast."""
     if tape.autocast:
         logits = cast(tape, logits, FLOAT32, LOGITS_TERM)
-    log_softmax = tape.new(logits.elements, logits.width, LOGITS_TERM)
-    tape.note()
-    shape, width = logits.elements, logits.width
-
-    def gradient(tape, grads):
-        grad = tape.new(shape, width, LOGITS_TERM)
-        tape.note()
-        return [grad]
-
-    tape.node((logits,), (log_softmax,), (log_softmax,), gradient)
+    log_softmax = _unary(tape, logits, (None,), term=LOGITS_TERM)
     loss = tape.new(ONE, FLOAT32)
-    tape.node((log_softmax,), (loss,), (log_softmax,), gradient)
+    tape.node((log_softmax,), (loss,), (log_softmax,), _one_new(logits.elements, logits.width, LOGITS_TERM))
     return loss
 
 

@@ -252,9 +252,7 @@ def tower_activations(model: ModelArchitecture, flow: Flow) -> np.ndarray:
         segment = layer_segment(encoder, encoder.layers[0], trained, flow.outer_width, True, False)
         a_patch = segment.kept @ TOKENS
         if flow.checkpointing == "none":
-            # x * sigmoid(1.702 x) keeps its sigmoid too
-            beside = tower.kept_beside + tower.intermediate_size * (tower.activation == "quick_gelu")
-            a_patch[ACTIVATIONS] += beside * (HALF if flow.autocast else flow.outer_width)
+            a_patch[ACTIVATIONS] += tower.kept_beside * (HALF if flow.autocast else flow.outer_width)
         kept += np.outer(a_patch, IMAGE_TOKENS) * (tower.num_layers * tower.patches_per_token)
     return kept
 
@@ -281,7 +279,7 @@ def _encoder(tower: Tower) -> ModelArchitecture:
     block = Block(
         modules=(*norms, *linears),
         attention=shape,
-        activation="gelu" if tower.activation == "quick_gelu" else tower.activation,
+        activation=tower.activation,
         # where q, k and v are one matrix, the images of a batch are attended to one by one and concatenated
         rotary=("cat" if tower.fused_qkv else "half") if tower.rotary else "",
     )
