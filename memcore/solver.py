@@ -1,6 +1,7 @@
 """Inverse questions, answered by asking `estimate`: the largest batch, length, rank or model, the smallest device, the fewest GPUs.
 
-Nothing here knows how memory grows. A question about one size is answered by estimating many sizes at once and closing in.
+A question about one size is answered by estimating many sizes at once and closing in. Every answer is an estimate's;
+`at_least` is a bound below it, which only spares asking of models far too large.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from functools import lru_cache
 import numpy as np
 
 from . import catalog, configs, program
-from .architecture import Block, ModelArchitecture
+from .architecture import Block, Linear, ModelArchitecture
 from .catalog import Device
 from .estimate import basis_of, estimate, evaluate
 from .scenario import LARGEST, NUMERIC, Numeric, Scenario, ScenarioError
 from .tape import BASIS
+from .units import FLOAT32, HALF
 
 FIELDS = ("micro_batch_size", "sequence_length", "lora_rank")
 """The fields `largest` answers for."""
@@ -29,7 +31,7 @@ MOST_GPUS = 1024
 CUSTOM_SIZES = tuple(int(1e6 * 2 ** (k / 4)) for k in range(84))
 """Sizes from a million to two trillion parameters between which the continuous answer is interpolated."""
 
-LOGIT_BYTES = 6
+LOGIT_BYTES = HALF + FLOAT32
 """16-bit logits and their float32 copy exist at once in every library, unless its loss is fused with the head or chunked."""
 
 
@@ -181,7 +183,7 @@ def _width(run: Scenario) -> int:
     if run.gpus_of_a_replica > 1 or run.activation_offload:
         return 0
     logits = LOGIT_BYTES * run.model.vocab_size if run.loss == "full-logits" else 0
-    inputs = 2 * run.model.hidden_size * (len(run.model.layers) - 1)
+    inputs = HALF * run.model.hidden_size * (len(run.model.layers) - 1)
     return logits + (inputs if run.gradient_checkpointing != "none" else _kept_at_least(run.model))
 
 
@@ -208,18 +210,22 @@ def _bounds(*choices: object) -> tuple[tuple[ModelArchitecture, ...], np.ndarray
 
 @lru_cache(maxsize=1024)
 def _kept_at_least(model: ModelArchitecture) -> int:
-    """Bytes per token that layers keep without checkpointing whatever the method: 16-bit q, k and v, and what the MLP's product or activation needs."""
-    total = 0
-    for block, count in model.distinct_layers.items():
-        if block.attention is not None and "attention" in block.mixers:
-            total += count * 2 * (block.attention.query_size + block.attention.key_size + block.attention.value_size)
-        total += count * sum((4 if "gate" in block_roles(block) else 2) * m.in_features for m in block.modules if getattr(m, "role", "") == "down")
-    return total - max((2 * b.attention.query_size * 3 for b in model.distinct_layers if b.attention is not None), default=0)
+    """Bytes per token that all layers but one keep without checkpointing, whatever the method and kernels: q, k and v, which every
+    kernel of attention keeps; and both factors of a gated MLP's product, or the input of an activation alone."""
+    kept = {block: HALF * (_projected(block) + _activated(block)) for block in model.distinct_layers}
+    return sum(kept[block] for block in model.layers) - max(kept.values(), default=0)
 
 
-def block_roles(block: Block) -> set[str]:
-    """The roles of a block's modules."""
-    return {getattr(m, "role", "") for m in block.modules}
+def _projected(block: Block) -> int:
+    """Widths of q, k and v together."""
+    shape = block.attention
+    return shape.query_size + shape.key_size + shape.value_size if shape is not None and "attention" in block.mixers else 0
+
+
+def _activated(block: Block) -> int:
+    """Width of the MLP, twice where it is gated."""
+    by_role = {m.role: m for m in block.modules if isinstance(m, Linear)}
+    return by_role["down"].in_features * (2 if "gate" in by_role else 1) if "down" in by_role else 0
 
 
 @lru_cache(maxsize=1)
