@@ -111,3 +111,32 @@ def open_page(server, browser, settle):
 def page(open_page):
     """The dashboard as it opens, on a laptop."""
     return open_page()
+
+
+@pytest.fixture
+def open_app():
+    """The page without a browser; call it with the parameters of a link."""
+    from streamlit.testing.v1 import AppTest
+
+    def open_app(**parameters):
+        app = AppTest.from_file(str(ROOT / "dashboard.py"), default_timeout=60)
+        for key, value in parameters.items():
+            app.query_params[key] = value
+        return app.run()
+
+    return open_app
+
+
+@pytest.fixture
+def quick(request, monkeypatch):
+    """The page without the question which model would fit, which takes many estimates; a test that asks for `largest` keeps it."""
+    if "largest" not in request.fixturenames:
+        from memcore.solver import LargestModel
+
+        none = LargestModel(model=None, needs=0.0, parameters=0.0)
+        monkeypatch.setattr("memcore.pages.estimate.largest_model", lambda run, budget: none)
+
+
+@pytest.fixture
+def largest():
+    """For the tests that look at which model would fit."""

@@ -19,10 +19,8 @@ def frame():
 
 
 @pytest.fixture
-def view():
-    app = AppTest.from_file(str(SCRIPT), default_timeout=60)
-    app.query_params["view"] = "Accuracy"
-    return app.run()
+def view(open_app):
+    return open_app(view="Accuracy")
 
 
 def points(spec):

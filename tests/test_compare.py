@@ -1,14 +1,14 @@
 """Pins: what is written is read back, whatever a link says; and the view that puts them side by side."""
 
-from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 import memcore
 from memcore import catalog, export, figures_whatif, links, pins, presets
 from memcore.units import format_bytes
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 DEFAULTS = {key: control.default for key, control in links.controls().items()}
 CARD = catalog.devices()[links.DEFAULT_DEVICE]
@@ -109,23 +109,6 @@ def test_the_file_has_every_term_of_every_run():
 
 
 # ---- the page
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    none = memcore.solver.LargestModel(model=None, needs=0.0, parameters=0.0)
-    monkeypatch.setattr("memcore.pages.estimate.largest_model", lambda run, budget: none)
-
-
-@pytest.fixture
-def open_app():
-    def open_app(**parameters):
-        app = AppTest.from_file(str(Path(__file__).parents[1] / "dashboard.py"), default_timeout=60)
-        for key, value in parameters.items():
-            app.query_params[key] = value
-        return app.run()
-
-    return open_app
 
 
 def compared(app):

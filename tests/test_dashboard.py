@@ -4,43 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 import memcore
-from memcore import catalog, configs, links, solver
+from memcore import catalog, configs, links
 from memcore.markup import escape
 from memcore.scenario import FIELDS
 from memcore.units import format_bytes
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 SCRIPT = Path(__file__).parents[1] / "dashboard.py"
 RUN = memcore.Scenario(model=links.DEFAULT_MODEL)
 DEVICE = catalog.devices()[links.DEFAULT_DEVICE]
-
-
-@pytest.fixture(autouse=True)
-def quick(request, monkeypatch):
-    """Which model would fit takes many estimates: only the tests that look at it ask for it."""
-    if "largest" not in request.fixturenames:
-        none = solver.LargestModel(model=None, needs=0.0, parameters=0.0)
-        monkeypatch.setattr("memcore.pages.estimate.largest_model", lambda run, budget: none)
-
-
-@pytest.fixture
-def largest():
-    """For the tests that look at which model would fit."""
-
-
-@pytest.fixture
-def open_app():
-    """Call it with the parameters of a link."""
-
-    def open_app(**parameters):
-        app = AppTest.from_file(str(SCRIPT), default_timeout=60)
-        for key, value in parameters.items():
-            app.query_params[key] = value
-        return app.run()
-
-    return open_app
 
 
 @pytest.fixture

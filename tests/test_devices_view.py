@@ -1,9 +1,7 @@
 """Devices against methods: the table says what estimate and solver say, and the view draws it."""
 
-from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 import memcore
 from memcore import catalog, export, figures_whatif, links, matrix, solver
@@ -86,10 +84,8 @@ def test_the_file_keeps_the_scenarios_own_columns(table):
 
 
 @pytest.fixture
-def app():
-    app = AppTest.from_file(str(Path(__file__).parents[1] / "dashboard.py"), default_timeout=60)
-    app.query_params["view"] = "Devices"
-    return app.run()
+def app(open_app):
+    return open_app(view="Devices")
 
 
 def test_the_view_filters_by_class(app):

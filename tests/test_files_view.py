@@ -9,29 +9,22 @@ from test_browser import CUT_OFF
 from test_dashboard import SCRIPT, needed_by, needs
 
 import memcore
-from memcore import exchange, links, solver, uploads
+from memcore import exchange, links, uploads
 from memcore.markup import escape
 from memcore.scenario import FIELDS
 from memcore.trainers import WRITABLE, TrainerFileError
 from memcore.units import format_bytes
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 FILES = sorted((Path(__file__).parent / "trainer_files").glob("*.[!t]*"))
 RUN = memcore.Scenario(model=links.DEFAULT_MODEL)
 SMALL = memcore.model("HuggingFaceTB/SmolLM2-135M")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Which model would fit takes many estimates."""
-    none = solver.LargestModel(model=None, needs=0.0, parameters=0.0)
-    monkeypatch.setattr("memcore.pages.estimate.largest_model", lambda run, budget: none)
-
-
 @pytest.fixture
-def view():
-    app = AppTest.from_file(str(SCRIPT), default_timeout=60)
-    app.query_params["view"] = "Trainer files"
-    return app.run()
+def view(open_app):
+    return open_app(view="Trainer files")
 
 
 def give(app, text):

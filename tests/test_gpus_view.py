@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from streamlit.testing.v1 import AppTest
-from test_dashboard import SCRIPT, chart
+from test_dashboard import chart
 
 import memcore
 from memcore import catalog, figures_several, links, remarks, several, solver, summary, units
 from memcore.units import GiB
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 H100 = catalog.devices()["NVIDIA H100 80GB HBM3"]
 RUN = memcore.Scenario(model=links.DEFAULT_MODEL, method="full")
@@ -22,24 +23,6 @@ RUNS = {
     "stages": STAGES,
     "context": RUN.replace(context_parallel_size=4, sharding="fsdp"),
 }
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Which model would fit takes many estimates."""
-    none = solver.LargestModel(model=None, needs=0.0, parameters=0.0)
-    monkeypatch.setattr("memcore.pages.estimate.largest_model", lambda run, budget: none)
-
-
-@pytest.fixture
-def open_app():
-    def open_app(**parameters):
-        app = AppTest.from_file(str(SCRIPT), default_timeout=60)
-        for key, value in parameters.items():
-            app.query_params[key] = value
-        return app.run()
-
-    return open_app
 
 
 def said(app):

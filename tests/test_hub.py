@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from test_dashboard import SCRIPT, needed_by, needs
 
 import memcore
-from memcore import configs, hub, links, solver
+from memcore import configs, hub, links
 
 CONFIG = {
     "model_type": "llama",
@@ -217,12 +217,8 @@ def test_ids_and_addresses_of_pages_are_understood(text, name):
     assert hub.model_id(text) == name
 
 
+@pytest.mark.usefixtures("quick")
 class TestOnThePage:
-    @pytest.fixture(autouse=True)
-    def quick(self, monkeypatch):
-        none = solver.LargestModel(model=None, needs=0.0, parameters=0.0)
-        monkeypatch.setattr("memcore.pages.estimate.largest_model", lambda run, budget: none)
-
     @pytest.fixture
     def page(self):
         app = AppTest.from_file(str(SCRIPT), default_timeout=60)

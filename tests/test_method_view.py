@@ -16,10 +16,8 @@ CARD = catalog.devices()[links.DEFAULT_DEVICE]
 
 
 @pytest.fixture
-def view():
-    app = AppTest.from_file(str(SCRIPT), default_timeout=60)
-    app.query_params["view"] = "Method"
-    return app.run()
+def view(open_app):
+    return open_app(view="Method")
 
 
 def said(app):

@@ -1,15 +1,15 @@
 """What the page says about changes: the plan that makes a run fit, the frontier, the curves; and the buttons that apply them."""
 
-from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 import memcore
 from memcore import catalog, figures_whatif, links, machine, presets, remedies, timing, whatif
 from memcore.markup import escape
 from memcore.summary import by_method, verdict
 from memcore.units import format_bytes
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 RUN = memcore.Scenario(model=links.DEFAULT_MODEL)
 CARD = catalog.devices()[links.DEFAULT_DEVICE]
@@ -137,24 +137,6 @@ def test_the_frontier_figure_says_so_where_nothing_fits():
 
 
 # ---- the page
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Which model would fit takes many estimates, and is not looked at here."""
-    none = memcore.solver.LargestModel(model=None, needs=0.0, parameters=0.0)
-    monkeypatch.setattr("memcore.pages.estimate.largest_model", lambda run, budget: none)
-
-
-@pytest.fixture
-def open_app():
-    def open_app(**parameters):
-        app = AppTest.from_file(str(Path(__file__).parents[1] / "dashboard.py"), default_timeout=60)
-        for key, value in parameters.items():
-            app.query_params[key] = value
-        return app.run()
-
-    return open_app
 
 
 def shown_verdict(app):
