@@ -50,12 +50,12 @@ def where_it_goes(stacks: pd.DataFrame, usable: float, chosen: str, unit: str = 
     ends = stacks.drop_duplicates("method").set_index("method").loc[methods]
     reach = max(float(ends["high"].max()), usable) / size * 1.04
     names = [METHODS[m] for m in methods]
-    data = _stacked(stacks, "method", methods, names, [m == chosen for m in methods], reach, unit)
+    data = stacked(stacks, "method", methods, names, [m == chosen for m in methods], reach, unit)
     data.append(_band(METHODS[chosen], *(float(ends.loc[chosen, part]) for part in ("low", "total", "high")), unit))
     labels = [
-        _bold(f"{name}<br>{format_bytes(total, unit)}", m == chosen) for m, name, total in zip(methods, names, ends["total"], strict=True)
+        bold(f"{name}<br>{format_bytes(total, unit)}", m == chosen) for m, name, total in zip(methods, names, ends["total"], strict=True)
     ]
-    return _horizontal(
+    return horizontal(
         data,
         names,
         labels,
@@ -76,11 +76,11 @@ def over_one_step(phases: pd.DataFrame, room: float, unit: str = "GiB") -> go.Fi
     ends = phases.drop_duplicates("phase")
     reach = max(float(ends["total"].max()), room) / size * 1.04
     names = list(ends["label"])
-    data = _stacked(phases, "phase", list(ends["phase"]), names, list(ends["peak"]), reach, unit)
+    data = stacked(phases, "phase", list(ends["phase"]), names, list(ends["peak"]), reach, unit)
     labels = [
-        _bold(f"{row.label}<br>{format_bytes(row.total, unit)}{', the peak' if row.peak else ''}", row.peak) for row in ends.itertuples()
+        bold(f"{row.label}<br>{format_bytes(row.total, unit)}{', the peak' if row.peak else ''}", row.peak) for row in ends.itertuples()
     ]
-    return _horizontal(
+    return horizontal(
         data,
         names,
         labels,
@@ -92,7 +92,7 @@ def over_one_step(phases: pd.DataFrame, room: float, unit: str = "GiB") -> go.Fi
     )
 
 
-def _stacked(
+def stacked(
     table: pd.DataFrame, key: str, keys: list[str], names: list[str], strong: list[bool], reach: float, unit: str
 ) -> list[dict[str, Any]]:
     """One trace per group, one bar per key; the strong ones in full colour, with numbers where there is room."""
@@ -141,11 +141,24 @@ def _band(name: str, low: float, typical: float, high: float, unit: str) -> dict
     )
 
 
-def _bold(text: str, strong: bool) -> str:
+def bold(text: str, strong: bool) -> str:
     return f"<b>{text}</b>" if strong else text
 
 
-def _horizontal(
+def named_rows(names: list[str], labels: list[str]) -> dict[str, Any]:
+    """The vertical axis of a chart with one row a name, from top to bottom."""
+    return dict(
+        type="category",
+        categoryorder="array",
+        categoryarray=names[::-1],
+        tickvals=names,
+        ticktext=labels,
+        fixedrange=True,
+        automargin=True,
+    )
+
+
+def horizontal(
     data: list[dict[str, Any]], names: list[str], labels: list[str], title: str, reach: float, limit: float, limit_text: str, height: int
 ) -> go.Figure:
     """Bars from top to bottom with a line across them at the device's limit, named above the bars."""
@@ -168,15 +181,7 @@ def _horizontal(
         hovermode="closest",
         showlegend=False,
         xaxis=dict(title=dict(text=title, standoff=6), range=[0, reach], fixedrange=True, zeroline=False),
-        yaxis=dict(
-            type="category",
-            categoryorder="array",
-            categoryarray=names[::-1],
-            tickvals=names,
-            ticktext=labels,
-            fixedrange=True,
-            automargin=True,
-        ),
+        yaxis=named_rows(names, labels),
         shapes=[dict(type="line", x0=limit, x1=limit, yref="paper", y0=0, y1=1, line=dict(color=CAPACITY, width=2, dash="dash"))],
         annotations=[above],
     )

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from . import accuracy
-from .figures import CAPACITY, INK
+from .figures import CAPACITY, INK, named_rows
 from .units import BYTE_UNITS
 from .validation import METHODS
 
@@ -126,15 +126,7 @@ def errors_by_source(frame: pd.DataFrame, every: pd.DataFrame) -> go.Figure:
             zerolinecolor=INK,
             zerolinewidth=1.5,
         ),
-        yaxis=dict(
-            type="category",
-            categoryorder="array",
-            categoryarray=names[::-1],
-            tickvals=names,
-            ticktext=labels,
-            fixedrange=True,
-            automargin=True,
-        ),
+        yaxis=named_rows(names, labels),
         shapes=[
             dict(
                 type="rect",

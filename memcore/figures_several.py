@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
-from .figures import _bold, _horizontal, _stacked
+from .figures import bold, horizontal, stacked
 from .units import BYTE_UNITS, format_bytes
 
 
@@ -15,9 +15,9 @@ def divided_and_whole(parts: pd.DataFrame, unit: str = "GiB") -> go.Figure:
     ends = parts.drop_duplicates("kind")
     reach = max(float(ends["total"].max()) / size * 1.04, 1e-9)
     names = list(ends["label"])
-    data = _stacked(parts, "kind", list(ends["kind"]), names, [True] * len(names), reach, unit)
+    data = stacked(parts, "kind", list(ends["kind"]), names, [True] * len(names), reach, unit)
     labels = [f"{row.label}<br>{format_bytes(row.total, unit)}" for row in ends.itertuples()]
-    figure = _horizontal(data, names, labels, f"Live at the peak ({unit})", reach, reach, "", height=80 + 44 * len(names))
+    figure = horizontal(data, names, labels, f"Live at the peak ({unit})", reach, reach, "", height=80 + 44 * len(names))
     figure.layout.shapes = figure.layout.annotations = ()  # no device to compare one part with
     return figure.update_layout(margin_t=8)
 
@@ -29,10 +29,10 @@ def by_stage(stacks: pd.DataFrame, usable: float, unit: str = "GiB") -> go.Figur
     reach = max(float(ends["total"].max()), usable) / size * 1.04
     names = list(ends["method"])
     strong = list(ends["total"] == ends["total"].max())
-    data = _stacked(stacks, "method", names, names, strong, reach, unit)
+    data = stacked(stacks, "method", names, names, strong, reach, unit)
     labels = [
-        _bold(f"{row.method.replace(': ', '<br>')}<br>{format_bytes(row.total, unit)}", is_strong)
+        bold(f"{row.method.replace(': ', '<br>')}<br>{format_bytes(row.total, unit)}", is_strong)
         for row, is_strong in zip(ends.itertuples(), strong, strict=True)
     ]
     title, limit = f"One card must provide ({unit})", f"this device: {format_bytes(usable, unit)}"
-    return _horizontal(data, names, labels, title, reach, usable / size, limit, height=90 + 56 * len(names))
+    return horizontal(data, names, labels, title, reach, usable / size, limit, height=90 + 56 * len(names))

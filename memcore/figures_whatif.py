@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from . import matrix
-from .figures import CAPACITY, INK, _stacked
+from .figures import CAPACITY, INK, named_rows, stacked
 from .links import METHODS
 from .units import BYTE_UNITS, format_bytes
 from .whatif import AXES, AXIS_UNITS, Window, axis_label
@@ -188,7 +188,7 @@ def side_by_side(stacks: pd.DataFrame, unit: str = "GiB") -> go.Figure:
     ends = stacks.drop_duplicates("name").set_index("name")
     names = list(ends.index)
     reach = float(max(ends["high"].max(), ends["usable"].max())) / size * 1.04
-    data = _stacked(stacks, "name", names, names, [True] * len(names), reach, unit)
+    data = stacked(stacks, "name", names, names, [True] * len(names), reach, unit)
     data.append(
         dict(
             type="scatter",
@@ -230,15 +230,7 @@ def side_by_side(stacks: pd.DataFrame, unit: str = "GiB") -> go.Figure:
         hovermode="closest",
         showlegend=False,
         xaxis=dict(title=dict(text=f"Memory a card must provide ({unit})", standoff=6), range=[0, reach], fixedrange=True, zeroline=False),
-        yaxis=dict(
-            type="category",
-            categoryorder="array",
-            categoryarray=names[::-1],
-            tickvals=names,
-            ticktext=labels,
-            fixedrange=True,
-            automargin=True,
-        ),
+        yaxis=named_rows(names, labels),
         annotations=[
             dict(
                 x=1,

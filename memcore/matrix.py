@@ -64,16 +64,21 @@ def smallest(run: Scenario) -> str | None:
     return found and found.name
 
 
+def _by_device(table: pd.DataFrame, unit: str) -> pd.DataFrame:
+    """Each device once, the one that gives most first."""
+    first = table.drop_duplicates("device").set_index("device")
+    shown = pd.DataFrame({"Device": first["label"], "Class": first["class"], f"Gives ({unit})": first["usable_bytes"] / BYTE_UNITS[unit]})
+    return shown.sort_values(f"Gives ({unit})", ascending=False, kind="stable")
+
+
 def shown_fit(table: pd.DataFrame, unit: str = "GiB") -> pd.DataFrame:
     """A row for each device: numbers, to be sorted by, and the verdicts."""
-    size = BYTE_UNITS[unit]
-    first = table.drop_duplicates("device")
-    shown = pd.DataFrame({"Device": first["label"], "Class": first["class"], f"Gives ({unit})": first["usable_bytes"] / size}).set_index(first["device"])
+    shown = _by_device(table, unit)
     for method in METHODS:
         rows = table[table["method"] == method].set_index("device")
         shown[METHODS[method]] = rows["verdict"].map(MARKS) + " " + rows["verdict"]
-        shown[f"{METHODS[method]}: spare ({unit})"] = rows["spare_bytes"] / size
-    return shown.sort_values(f"Gives ({unit})", ascending=False, kind="stable").reset_index(drop=True)
+        shown[f"{METHODS[method]}: spare ({unit})"] = rows["spare_bytes"] / BYTE_UNITS[unit]
+    return shown.reset_index(drop=True)
 
 
 @lru_cache(maxsize=256)
@@ -115,14 +120,12 @@ def largest(runs: dict[str, Scenario], devices: Sequence[Device]) -> pd.DataFram
 
 def shown_largest(table: pd.DataFrame, unit: str = "GiB") -> pd.DataFrame:
     """A row for each device: the largest model's name and size, by method."""
-    size = BYTE_UNITS[unit]
-    first = table.drop_duplicates("device")
-    shown = pd.DataFrame({"Device": first["label"], "Class": first["class"], f"Gives ({unit})": first["usable_bytes"] / size}).set_index(first["device"])
+    shown = _by_device(table, unit)
     for method in METHODS:
         rows = table[table["method"] == method].set_index("device")
         shown[METHODS[method]] = rows["model"].map(lambda name: name.rpartition("/")[2] or "none")
         shown[f"{METHODS[method]}: billions"] = rows["parameters"] / 1e9
-    return shown.sort_values(f"Gives ({unit})", ascending=False, kind="stable").reset_index(drop=True)
+    return shown.reset_index(drop=True)
 
 
 def fit_cell(row: object, unit: str = "GiB") -> tuple[str, str]:
