@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import pandas as pd
@@ -33,6 +35,8 @@ CAPACITY = "#D55E00"
 INK = "#808495"
 """Readable on white and on black."""
 QUIET = 0.45
+CROSSED = 0.05
+"""A line nearer to the middle of a number than this share of the width crosses it on a phone."""
 LEAST_LABELLED = 0.07
 """Share of the axis from which a part of a bar has room for its number."""
 LABELLED = tuple(g for g in GROUPS if g != "overhead")
@@ -50,7 +54,7 @@ def where_it_goes(stacks: pd.DataFrame, usable: float, chosen: str, unit: str = 
     ends = stacks.drop_duplicates("method").set_index("method").loc[methods]
     reach = max(float(ends["high"].max()), usable) / size * 1.04
     names = [METHODS[m] for m in methods]
-    data = stacked(stacks, "method", methods, names, [m == chosen for m in methods], reach, unit)
+    data = stacked(stacks, "method", methods, names, [m == chosen for m in methods], reach, unit, [usable] * len(names))
     data.append(_band(METHODS[chosen], *(float(ends.loc[chosen, part]) for part in ("low", "total", "high")), unit))
     labels = [
         bold(f"{name}<br>{format_bytes(total, unit)}", m == chosen) for m, name, total in zip(methods, names, ends["total"], strict=True)
@@ -76,7 +80,7 @@ def over_one_step(phases: pd.DataFrame, room: float, unit: str = "GiB") -> go.Fi
     ends = phases.drop_duplicates("phase")
     reach = max(float(ends["total"].max()), room) / size * 1.04
     names = list(ends["label"])
-    data = stacked(phases, "phase", list(ends["phase"]), names, list(ends["peak"]), reach, unit)
+    data = stacked(phases, "phase", list(ends["phase"]), names, list(ends["peak"]), reach, unit, [room] * len(names))
     labels = [
         bold(f"{row.label}<br>{format_bytes(row.total, unit)}{', the peak' if row.peak else ''}", row.peak) for row in ends.itertuples()
     ]
@@ -93,15 +97,32 @@ def over_one_step(phases: pd.DataFrame, room: float, unit: str = "GiB") -> go.Fi
 
 
 def stacked(
-    table: pd.DataFrame, key: str, keys: list[str], names: list[str], strong: list[bool], reach: float, unit: str
+    table: pd.DataFrame,
+    key: str,
+    keys: list[str],
+    names: list[str],
+    strong: list[bool],
+    reach: float,
+    unit: str,
+    limits: Sequence[float] = (),
 ) -> list[dict[str, Any]]:
-    """One trace per group, one bar per key; the strong ones in full colour, with numbers where there is room."""
+    """One trace per group, one bar per key; the strong ones in full colour, with numbers where there is room, beside the line at
+    the bar's limit. [bytes]"""
     size = BYTE_UNITS[unit]
     wide = table.pivot(index=key, columns="group", values="bytes").loc[keys]
 
     def number(value: float, group: str, is_strong: bool) -> str:
         has_room = is_strong and group in LABELLED and value / size > LEAST_LABELLED * reach
         return format_bytes(value, unit).removesuffix(f" {unit}") if has_room else ""
+
+    middles = wide[list(GROUPS)].cumsum(axis=1) - wide[list(GROUPS)] / 2
+
+    def side(group: str) -> str:
+        """Where in its part a number stands: at the end away from a line that would cross it."""
+        for value, middle, limit, is_strong in zip(wide[group], middles[group], limits or [inf] * len(keys), strong, strict=True):
+            if number(value, group, is_strong) and abs(limit - middle) < CROSSED * reach * size:
+                return "start" if limit >= middle else "end"
+        return "middle"
 
     return [
         dict(
@@ -114,7 +135,7 @@ def stacked(
             marker=dict(color=COLORS[g], opacity=[1.0 if s else QUIET for s in strong], line=dict(width=0)),
             text=[number(v, g, s) for v, s in zip(wide[g], strong, strict=True)],
             textposition="inside",
-            insidetextanchor="middle",
+            insidetextanchor=side(g),
             textangle=0,
             constraintext="none",
             textfont=dict(color=ON_COLORS[g], size=12),

@@ -29,7 +29,7 @@ def by_stage(stacks: pd.DataFrame, usable: float, unit: str = "GiB") -> go.Figur
     reach = max(float(ends["total"].max()), usable) / size * 1.04
     names = list(ends["method"])
     strong = list(ends["total"] == ends["total"].max())
-    data = stacked(stacks, "method", names, names, strong, reach, unit)
+    data = stacked(stacks, "method", names, names, strong, reach, unit, [usable] * len(names))
     labels = [
         bold(f"{row.method.replace(': ', '<br>')}<br>{format_bytes(row.total, unit)}", is_strong)
         for row, is_strong in zip(ends.itertuples(), strong, strict=True)

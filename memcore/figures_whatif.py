@@ -188,7 +188,7 @@ def side_by_side(stacks: pd.DataFrame, unit: str = "GiB") -> go.Figure:
     ends = stacks.drop_duplicates("name").set_index("name")
     names = list(ends.index)
     reach = float(max(ends["high"].max(), ends["usable"].max())) / size * 1.04
-    data = stacked(stacks, "name", names, names, [True] * len(names), reach, unit)
+    data = stacked(stacks, "name", names, names, [True] * len(names), reach, unit, list(ends["usable"]))
     data.append(
         dict(
             type="scatter",

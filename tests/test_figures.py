@@ -1,12 +1,14 @@
 """Figures show the numbers of their table, each with its unit, in the same colours everywhere."""
 
+import pandas as pd
 import pytest
 
 from memcore import catalog, estimate, figures, summary
 from memcore.ledger import TERMS
 from memcore.links import METHODS
 from memcore.scenario import Scenario
-from memcore.units import BYTE_UNITS, format_bytes
+from memcore.summary import GROUPS
+from memcore.units import BYTE_UNITS, GiB, format_bytes
 
 DEVICE = catalog.devices()["NVIDIA GeForce RTX 4090"]
 
@@ -83,3 +85,12 @@ def test_every_group_of_the_ledger_has_a_colour_and_there_are_at_most_seven():
 def test_the_legend_names_every_colour():
     html = figures.legend()
     assert all(color in html for color in figures.COLORS.values()) and all(name in html for name in summary.GROUPS.values())
+
+
+@pytest.mark.parametrize(("line", "side"), [(15 * GiB, "end"), (25 * GiB, "middle"), (16 * GiB, "start"), (5 * GiB, "middle")])
+def test_a_number_steps_aside_for_the_line_that_would_cross_it(line, side):
+    """Weights of 10 GiB and logits of 11 beside them: the middle of the logits is at 15.5 GiB."""
+    parts = {"weights": 10 * GiB, "logits": 11 * GiB}
+    table = pd.DataFrame([{"name": "a", "group": g, "bytes": parts.get(g, 0.0)} for g in GROUPS])
+    traces = figures.stacked(table, "name", ["a"], ["a"], [True], 30.0, "GiB", [line])
+    assert {t["meta"]: t["insidetextanchor"] for t in traces}["logits"] == side
